@@ -1,0 +1,37 @@
+# Every target below sets up .venv by itself, reuses it while it is sound and repairs it when it is not.
+#   make test ARGS='-m "not slow"'     arguments for the command that runs
+#   make setup PYTHON=python3.12       another interpreter (3.11 or newer)
+
+PYTHON ?= python3
+ARGS   ?=
+TRAIN  ?= examples/slice_your_model.py
+BENCH  ?= bench/extraction.py
+VENV   := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test train bench lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make or repair .venv
+	@command -v "$(PYTHON)" >/dev/null || { \
+	    echo "error: no '$(PYTHON)' on this machine; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" scripts/setup_venv.py
+
+test: lint ## check the style, then run every test (ARGS go to pytest)
+	$(VENV) -m pytest $(ARGS)
+
+train: setup ## cut a sub-model out of a timm model, train it a step and write it back
+	$(VENV) $(TRAIN) $(ARGS)
+
+bench: setup ## time extraction and write-back against the naive version
+	@set -e; for file in $(BENCH); do echo "$(VENV) $$file $(ARGS)"; $(VENV) $$file $(ARGS); done
+
+lint: setup ## check the style
+	$(VENV) -m ruff check .
+	$(VENV) -m ruff format --check .
+
+clean: ## remove .venv, build output and caches
+	rm -rf .venv .venv.lock build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
