@@ -1,0 +1,317 @@
+"""Models by name: logistic, mlp, cnn and a CIFAR ResNet-18 written here, any other from timm or torchvision.
+
+Every model comes untrained and nothing is downloaded. Initial weights come from torch's global generator: seed it,
+under `torch.random.fork_rng`, to get the same model twice.
+"""
+
+import copy
+import difflib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from submodels.skeleton import on_meta
+
+ImageSize = int | tuple[int, int] | None
+
+
+def build(name: str, *, in_channels: int, num_classes: int, image_size: ImageSize, **options: object) -> nn.Module:
+    """A new model, (batch, in_channels, height, width) -> (batch, num_classes), in training mode.
+
+    Args:
+        name: a name of `MODELS`, ``timm:NAME``, ``torchvision:NAME``, or a bare name (see `resolve`).
+        in_channels: channels of an image, or the number of features if ``image_size`` is None.
+        num_classes: number of outputs.
+        image_size: side of the square images, or (height, width); None if inputs are (batch, in_channels) vectors.
+        options: for the model's constructor, such as ``bias=False`` for logistic.
+
+    Example:
+        >>> build("logistic", in_channels=60, num_classes=2, image_size=None, bias=False)
+        Sequential(
+          (flatten): Flatten(start_dim=1, end_dim=-1)
+          (fc): Linear(in_features=60, out_features=2, bias=False)
+        )
+    """
+    sides = {} if image_size is None else {"image_size": min(_sides(image_size))}
+    for label, value in {"in_channels": in_channels, "num_classes": num_classes, **sides}.items():
+        if value < 1:
+            raise ValueError(f"{label} {value} is below 1; models need at least one channel, class and pixel")
+    kind, _, short = resolve(name).partition(":")
+    return _BUILDERS[kind](short, in_channels=in_channels, num_classes=num_classes, image_size=image_size, **options)
+
+
+def resolve(name: str) -> str:
+    """The full name, ``kind:name``; a bare name is looked up in the zoo, then in timm, then in torchvision.
+
+    Example:
+        >>> resolve("mlp")
+        'zoo:mlp'
+    """
+    kind, short = name.split(":", 1) if ":" in name else (None, name)
+    if kind is not None and kind not in _NAMES:
+        raise ValueError(f"unknown model {name!r}; write zoo:NAME, timm:NAME, torchvision:NAME or a bare name")
+    kinds = list(_NAMES) if kind is None else [kind]
+    for each in kinds:
+        if short in _NAMES[each]():
+            return f"{each}:{short}"
+    known = dict.fromkeys(model for each in kinds for model in _NAMES[each]())
+    raise ValueError(f"unknown model {name!r}; {_advice(short, known, prefix='' if kind is None else f'{kind}:')}")
+
+
+def _advice(short: str, known: Iterable[str], *, prefix: str) -> str:
+    # timm writes "resnet18.a1_in1k" for a set of weights; there are none here, so the part before the dot is meant.
+    close = difflib.get_close_matches(short.lower().partition(".")[0], list(known), n=3)
+    if not close:
+        return f"write one of {', '.join(MODELS)}, timm:NAME or torchvision:NAME"
+    return f"did you mean {' or '.join(repr(prefix + model) for model in close)}?"
+
+
+def _sides(image_size: ImageSize) -> tuple[int, ...]:
+    """(height, width), or () for inputs that are no images."""
+    if image_size is None:
+        return ()
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return height, width
+
+
+def _height_width(image_size: ImageSize, *, model: str) -> tuple[int, int]:
+    if image_size is None:
+        raise ValueError(f"{model} takes images and was given flat feature vectors; use logistic or mlp for those")
+    return _sides(image_size)
+
+
+# Models written here. Sizes are flattened, never spelled out in a view, so that every hidden width can be scaled.
+
+
+def logistic(*, in_channels: int, num_classes: int, image_size: ImageSize, bias: bool = True) -> nn.Module:
+    """Multinomial logistic regression on the flattened input."""
+    features = in_channels * math.prod(_sides(image_size))
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(features, num_classes, bias=bias)))
+
+
+def mlp(
+    *, in_channels: int, num_classes: int, image_size: ImageSize, hidden: tuple[int, int] = (200, 200)
+) -> nn.Module:
+    """Two hidden layers with ReLU on the flattened input."""
+    features = in_channels * math.prod(_sides(image_size))
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(features, hidden[0]),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(hidden[0], hidden[1]),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(hidden[1], num_classes),
+        )
+    )
+
+
+def cnn(*, in_channels: int, num_classes: int, image_size: ImageSize) -> nn.Module:
+    """Two 3x3 convolutions of 32 and 64 channels, each with ReLU and 2x2 max pooling, and a linear layer."""
+    height, width = _height_width(image_size, model="cnn")
+    if min(height, width) < 4:
+        raise ValueError(f"cnn halves images twice and {height}x{width} is too small; give --image-size 4 or more")
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(in_channels, 32, 3, padding=1),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(64 * (height // 4) * (width // 4), num_classes),
+        )
+    )
+
+
+def resnet18_cifar(*, in_channels: int, num_classes: int, image_size: ImageSize) -> nn.Module:
+    """ResNet-18 for small images (He et al. 2016): a 3x3 stem of stride 1, no max pooling."""
+    _height_width(image_size, model="resnet18-cifar")
+    return _ResNet(in_channels, num_classes, channels=(64, 128, 256, 512), blocks=2)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a projection where the shape changes."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != channels:
+            projection = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(OrderedDict(conv=projection, bn=nn.BatchNorm2d(channels)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class _ResNet(nn.Module):
+    def __init__(self, in_channels: int, num_classes: int, *, channels: tuple[int, ...], blocks: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels[0])
+        self.stages = nn.Sequential()
+        for before, after in zip((channels[0], *channels), channels):
+            first = _Block(before, after, stride=1 if not len(self.stages) else 2)
+            self.stages.append(nn.Sequential(first, *(_Block(after, after, stride=1) for _ in range(blocks - 1))))
+        self.fc = nn.Linear(channels[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stages(F.relu(self.bn1(self.conv1(x))))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18-cifar": resnet18_cifar,
+}
+
+
+# Models of timm and torchvision, which are imported only when asked for: they take seconds.
+
+
+def _zoo_model(name: str, **sizes: object) -> nn.Module:
+    return MODELS[name](**sizes)
+
+
+def _timm_model(
+    name: str, *, in_channels: int, num_classes: int, image_size: ImageSize, **options: object
+) -> nn.Module:
+    import timm
+
+    height, width = _height_width(image_size, model=f"timm:{name}")
+    config = timm.get_pretrained_cfg(name)
+    if config and config.fixed_input_size:  # such a model sizes its layers by the image; others take no such argument
+        options = {"img_size": height if height == width else (height, width), **options}
+    return _checked(
+        lambda: timm.create_model(name, pretrained=False, in_chans=in_channels, num_classes=num_classes, **options),
+        f"timm:{name}",
+        shape=(in_channels, height, width),
+        num_classes=num_classes,
+        works=config.input_size if config else (3, 224, 224),
+    )
+
+
+def _torchvision_model(
+    name: str, *, in_channels: int, num_classes: int, image_size: ImageSize, **options: object
+) -> nn.Module:
+    from torchvision import models
+
+    height, width = _height_width(image_size, model=f"torchvision:{name}")
+    family = models.get_model_builder(name).__module__.rpartition(".")[2]
+    options = {**_torchvision_options(family, height, width), **options}
+
+    def create() -> nn.Module:
+        model = models.get_model(name, weights=None, num_classes=num_classes, **options)
+        return model if in_channels == 3 else _with_channels(model, in_channels)
+
+    return _checked(
+        create,
+        f"torchvision:{name}",
+        shape=(in_channels, height, width),
+        num_classes=num_classes,
+        works=(3, *models.get_model_weights(name).DEFAULT.meta["min_size"]),
+    )
+
+
+def _torchvision_options(family: str, height: int, width: int) -> dict[str, object]:
+    if family == "vision_transformer":
+        return {"image_size": height}
+    if family == "maxvit":
+        return {"input_size": (height, width)}
+    if family in ("googlenet", "inception"):
+        # Auxiliary heads make the output a tuple in training; a choice of initialisation left open is a warning.
+        return {"aux_logits": False, "init_weights": False}
+    return {}
+
+
+def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:
+    """The model, its first convolution of three channels replaced; outputs keep their scale at the start."""
+    path, old = next((path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.in_channels == 3)
+    new = copy.deepcopy(old)
+    new.in_channels = in_channels
+    with torch.no_grad():
+        weight = old.weight.new_empty(old.out_channels, in_channels, *old.kernel_size).normal_()
+        new.weight = nn.Parameter(weight * (old.weight.std() * math.sqrt(3 / in_channels)))
+    parent, _, attribute = path.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, new)
+    return model
+
+
+def _checked(
+    create: Callable[[], nn.Module],
+    name: str,
+    *,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    works: tuple[int, int, int],
+) -> nn.Module:
+    """The created model, once it is known to run on images of this shape."""
+    try:
+        model = create()
+        _check_runs(model, shape, num_classes)
+    except Exception as error:  # an image too small for a model fails in as many ways as there are models
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{name} does not run on {_described(shape)} ({reason}); "
+            f"choose another --image-size or --model ({_described(works)} work)"
+        ) from error
+    return model
+
+
+def _described(shape: tuple[int, int, int]) -> str:
+    channels, height, width = shape
+    return f"{channels}-channel {height}x{width} images"
+
+
+@torch.no_grad()
+def _check_runs(model: nn.Module, shape: tuple[int, int, int], num_classes: int) -> None:
+    try:
+        output = on_meta(model)(torch.empty(2, *shape, device="meta"))
+    except Exception:
+        # Some models look at values, which meta tensors lack: let real ones decide, in a copy that may change.
+        with torch.random.fork_rng(devices=[]):
+            output = copy.deepcopy(model)(torch.zeros(2, *shape))
+    if not isinstance(output, Tensor):
+        raise TypeError(f"its output is a {type(output).__name__}, not one tensor")
+    if output.shape != (2, num_classes):
+        raise ValueError(f"its output for 2 images has shape {tuple(output.shape)}, not (2, {num_classes})")
+    for path, buffer in model.named_buffers():  # Swin V2 divides by the window size less one
+        if not buffer.is_meta and buffer.isnan().any():
+            raise ValueError(f"its buffer {path} holds NaN")
+
+
+def _timm_names() -> list[str]:
+    import timm
+
+    return timm.list_models()
+
+
+def _torchvision_names() -> list[str]:
+    from torchvision import models
+
+    return models.list_models(module=models)
+
+
+# In the order in which a bare name is looked up.
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "zoo": lambda: MODELS,
+    "timm": _timm_names,
+    "torchvision": _torchvision_names,
+}
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "zoo": _zoo_model,
+    "timm": _timm_model,
+    "torchvision": _torchvision_model,
+}

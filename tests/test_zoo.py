@@ -1,0 +1,282 @@
+"""Models by name: what is built, how names are found, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from submodels import zoo
+
+torch.set_num_threads(1)
+
+
+def _count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _forward(module, *shape):
+    return module(torch.randn(2, *shape))
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", list(zoo.MODELS))
+def test_zoo_names_come_first_and_need_no_other_library(name):
+    assert zoo.resolve(name) == f"zoo:{name}"
+    assert zoo.resolve(f"zoo:{name}") == f"zoo:{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("resnet18", "timm:resnet18"),  # both have it
+        ("torchvision:resnet18", "torchvision:resnet18"),
+        ("vit_b_16", "torchvision:vit_b_16"),
+        ("timm:vit_tiny_patch16_224", "timm:vit_tiny_patch16_224"),
+    ],
+)
+def test_other_names_are_looked_up_in_timm_then_torchvision(name, full):
+    assert zoo.resolve(name) == full
+    assert zoo.resolve(full) == full
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("resnet18_cifar", "did you mean 'resnet18-cifar'"),
+        ("Resnet-18", "did you mean 'resnet18'"),
+        ("timm:resnt18", "did you mean 'timm:resnet18'"),
+        ("torchvision:vit_b16", "did you mean 'torchvision:vit_b_16'"),
+        ("timm:resnet18.a1_in1k", "did you mean 'timm:resnet18'"),  # a set of weights; none is ever loaded
+        ("qqqqqqqqq", "write one of logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME"),
+        ("hf-hub:timm/resnet18", "write zoo:NAME, timm:NAME"),
+        ("timm:hf-hub:timm/resnet18", "unknown model 'timm:hf-hub:timm/resnet18'"),
+        ("", "unknown model ''"),
+    ],
+)
+def test_an_unknown_name_is_refused_in_one_sentence_with_suggestions(name, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        zoo.build(name, in_channels=3, num_classes=10, image_size=32)
+    assert str(caught.value).startswith(f"unknown model {name!r}; ")
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_zoo_and_building_from_it_imports_neither_timm_nor_torchvision():
+    code = (
+        "import sys; from submodels import zoo; zoo.build('cnn', in_channels=1, num_classes=2, image_size=8);"
+        "sys.exit(bool({'timm', 'torchvision'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Models written here
+
+
+def test_logistic_is_one_linear_map_of_the_flattened_image():
+    model = zoo.build("logistic", in_channels=1, num_classes=10, image_size=28)
+    assert _count(model) == 784 * 10 + 10
+    x = torch.randn(2, 1, 28, 28)
+    torch.testing.assert_close(model(x), x.flatten(1) @ model.fc.weight.T + model.fc.bias)
+
+
+def test_logistic_takes_flat_features_and_can_do_without_an_intercept():
+    model = zoo.build("logistic", in_channels=60, num_classes=2, image_size=None, bias=False)
+    assert [tuple(parameter.shape) for parameter in model.parameters()] == [(2, 60)]
+    assert torch.equal(model(torch.zeros(3, 60)), torch.zeros(3, 2))
+
+
+def test_mlp_has_two_hidden_layers_of_200():
+    model = zoo.build("mlp", in_channels=1, num_classes=10, image_size=8)
+    assert _count(model) == (64 * 200 + 200) + (200 * 200 + 200) + (200 * 10 + 10)
+    assert _forward(model, 1, 8, 8).shape == (2, 10)
+    assert _forward(zoo.build("mlp", in_channels=60, num_classes=2, image_size=None), 60).shape == (2, 2)
+
+
+def test_cnn_has_two_convolutions_and_a_linear_layer():
+    model = zoo.build("cnn", in_channels=1, num_classes=10, image_size=28)
+    assert _count(model) == (9 * 32 + 32) + (32 * 9 * 64 + 64) + (64 * 7 * 7 * 10 + 10)
+    assert _forward(model, 1, 28, 28).shape == (2, 10)
+
+
+def test_images_need_not_be_square():
+    assert _forward(zoo.build("cnn", in_channels=3, num_classes=4, image_size=(9, 14)), 3, 9, 14).shape == (2, 4)
+    assert _forward(zoo.build("mlp", in_channels=3, num_classes=4, image_size=(9, 14)), 3, 9, 14).shape == (2, 4)
+
+
+def test_the_cifar_resnet_is_the_standard_one():
+    model = zoo.build("resnet18-cifar", in_channels=3, num_classes=10, image_size=32)
+    assert _count(model) == 11_173_962  # the post-activation network: 11.17 M
+    assert (model.conv1.kernel_size, model.conv1.stride) == ((3, 3), (1, 1))
+    assert sum(isinstance(part, nn.Conv2d) and part.kernel_size == (3, 3) for part in model.modules()) == 17
+    with torch.no_grad():
+        features = model.stages(model.bn1(model.conv1(torch.randn(2, 3, 32, 32))))
+        assert features.shape == (2, 512, 4, 4)
+        assert _forward(model, 3, 8, 8).shape == (2, 10)
+
+
+def test_the_cifar_resnet_computes_what_torchvision_computes_with_the_same_weights():
+    from torchvision.models import resnet18
+
+    ours = zoo.build("resnet18-cifar", in_channels=3, num_classes=10, image_size=8).double().eval()
+    theirs = resnet18(weights=None, num_classes=10)
+    theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    theirs.maxpool = nn.Identity()
+    theirs.double().eval()
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(zoo.MODELS))
+def test_the_same_seed_gives_the_same_model(name):
+    def seeded():
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return zoo.build(name, in_channels=1, num_classes=3, image_size=8).state_dict()
+
+    a, b = seeded(), seeded()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+# Models of timm and torchvision
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [
+        ("timm:resnet18", 1, 8),
+        ("timm:mobilenetv3_small_050", 3, (32, 48)),
+        ("timm:vit_tiny_patch16_224", 1, 32),
+        ("timm:vit_tiny_patch16_224", 3, (32, 48)),
+        ("timm:efficientvit_m0", 3, 32),  # wants img_size as one number
+        ("torchvision:resnet18", 1, 8),
+        ("torchvision:mobilenet_v3_small", 4, (32, 48)),
+        ("torchvision:squeezenet1_1", 1, 28),
+        ("torchvision:googlenet", 1, 32),
+    ],
+)
+def test_library_models_take_the_channels_classes_and_size_of_the_data(name, channels, size):
+    model = zoo.build(name, in_channels=channels, num_classes=7, image_size=size)
+    assert model.training
+    height, width = size if isinstance(size, tuple) else (size, size)
+    output = _forward(model, channels, height, width)
+    assert output.shape == (2, 7)
+    assert output.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "channels", "size"),
+    [
+        ("timm:swin_tiny_patch4_window7_224", 3, 32),
+        ("timm:levit_128s", 3, 224),
+        ("timm:densenet121", 1, 32),
+        ("torchvision:vit_b_16", 1, 32),
+        ("torchvision:maxvit_t", 1, 224),
+        ("torchvision:swin_t", 1, 32),
+        ("torchvision:inception_v3", 1, 96),
+        ("torchvision:convnext_tiny", 1, 32),
+        ("torchvision:efficientnet_b0", 1, 32),
+    ],
+)
+def test_more_library_models_take_the_channels_classes_and_size_of_the_data(name, channels, size):
+    test_library_models_take_the_channels_classes_and_size_of_the_data(name, channels, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "works"),
+    [
+        ("timm:vit_tiny_patch16_224", 3, 8, "3-channel 224x224"),  # patches larger than the image
+        ("timm:swinv2_tiny_window8_256", 3, 32, "3-channel 256x256"),  # runs, but a buffer holds NaN
+        ("timm:csatv2", 1, 224, "3-channel 512x512"),  # cannot change its channels
+        ("torchvision:inception_v3", 3, 32, "3-channel 75x75"),
+        ("torchvision:squeezenet1_1", 1, 8, "3-channel 17x17"),
+        ("torchvision:maxvit_t", 3, 32, "3-channel 224x224"),
+    ],
+)
+def test_images_a_model_cannot_take_are_refused_in_one_sentence_that_names_the_remedy(name, channels, size, works):
+    with pytest.raises(ValueError, match=f"^{name} does not run on {channels}-channel {size}x{size} images") as caught:
+        zoo.build(name, in_channels=channels, num_classes=10, image_size=size)
+    assert str(caught.value).endswith(f"choose another --image-size or --model ({works} images work)")
+    assert "\n" not in str(caught.value)
+
+
+def test_three_channels_leave_the_first_convolution_of_torchvision_as_it_is():
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    ours = zoo.build("torchvision:resnet18", in_channels=3, num_classes=5, image_size=32).state_dict()
+    torch.manual_seed(0)
+    theirs = resnet18(weights=None, num_classes=5).state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_a_replaced_first_convolution_keeps_its_settings_and_the_scale_of_its_outputs():
+    torch.manual_seed(0)
+    old = zoo.build("torchvision:resnet18", in_channels=3, num_classes=5, image_size=32).conv1
+    new = zoo.build("torchvision:resnet18", in_channels=12, num_classes=5, image_size=32).conv1
+    assert (new.in_channels, new.stride, new.padding, new.bias) == (12, old.stride, old.padding, None)
+    assert new.weight.shape == (64, 12, 7, 7)
+    assert new.weight.requires_grad
+    ratio = new(torch.randn(4, 12, 32, 32)).std() / old(torch.randn(4, 3, 32, 32)).std()
+    assert 0.9 < ratio < 1.1
+
+
+def test_checking_a_model_draws_no_random_numbers_and_leaves_it_as_created():
+    import timm
+
+    name = "mobilenetv3_small_050"  # has dropout and batch norm
+    torch.manual_seed(0)
+    ours, state = zoo.build(name, in_channels=3, num_classes=5, image_size=32), torch.get_rng_state()
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=5)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(ours.state_dict()[key], value) for key, value in theirs.state_dict().items())
+
+
+def test_a_model_that_looks_at_values_is_checked_with_real_ones():
+    class Looking(nn.Linear):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x.flatten(1))) if x.sum().item() == 0 else None
+
+    model = Looking(12, 5)
+    state = torch.get_rng_state()
+    assert zoo._checked(lambda: model, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2)) is model
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [((torch.zeros(2, 5),), "its output is a tuple"), (torch.zeros(2, 6), r"shape \(2, 6\), not \(2, 5\)")],
+)
+def test_an_output_that_is_not_one_row_of_scores_per_image_is_refused(output, sentence):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return output
+
+    with pytest.raises(ValueError, match=sentence):
+        zoo._checked(Odd, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2))
+
+
+# Bad sizes
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18-cifar", "timm:resnet18", "torchvision:resnet18"])
+def test_flat_features_are_refused_where_images_are_needed(name):
+    with pytest.raises(ValueError, match=f"{name} takes images .* use logistic or mlp"):
+        zoo.build(name, in_channels=60, num_classes=2, image_size=None)
+
+
+def test_an_image_too_small_for_the_cnn_is_refused_with_the_smallest_size():
+    with pytest.raises(ValueError, match="3x3 is too small; give --image-size 4 or more"):
+        zoo.build("cnn", in_channels=1, num_classes=2, image_size=3)
+    assert _forward(zoo.build("cnn", in_channels=1, num_classes=2, image_size=4), 1, 4, 4).shape == (2, 2)
+
+
+@pytest.mark.parametrize("sizes", [{"in_channels": 0}, {"num_classes": 0}, {"image_size": 0}, {"image_size": (8, -1)}])
+def test_sizes_below_one_are_refused(sizes):
+    with pytest.raises(ValueError, match=f"{next(iter(sizes))} .* is below 1"):
+        zoo.build("mlp", **{"in_channels": 1, "num_classes": 2, "image_size": 8, **sizes})
