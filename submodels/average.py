@@ -1,0 +1,64 @@
+"""Average of sub-models: every coordinate over those that cover it."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from submodels.indexset import IndexSet
+
+Update = tuple[Mapping[str, Tensor], IndexSet, float]
+
+
+def average(
+    w: Mapping[str, Tensor], updates: Sequence[Update], rows: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    r"""The coverage-weighted mean of sub-models; coordinates nobody covers keep their value.
+
+    .. math:: w_k \leftarrow \sum_{i : k \in m_i} p_i u_{ik} \Big/ \sum_{i : k \in m_i} p_i
+
+    Args:
+        w: name -> global tensor. Batch-norm statistics and integer buffers come back as they are.
+        updates: (name -> sub-model tensor, its index set, its weight p_i >= 0), one per client.
+        rows: name -> which rows of that tensor each client may vote on, e.g. the classes it holds: bool, (clients,
+            rows), or (rows,) for the same rows everywhere.
+
+    Example:
+        Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_average.py``.
+    """
+    for tensors, index, weight in updates:
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"the weight of an update is {weight}; it must be a finite number, zero or more")
+        unknown = next((name for name in tensors if name not in w), None)
+        if unknown is not None:
+            raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
+    votes = {name: torch.as_tensor(mask).expand(len(updates), -1) for name, mask in (rows or {}).items()}
+    out = dict(w)
+    for name, old in w.items():
+        voters = [i for i, (tensors, _, weight) in enumerate(updates) if name in tensors and weight > 0]
+        if voters and old.is_floating_point() and name not in updates[voters[0]][1].axis_map.statistics:
+            out[name] = _mean(name, old, [updates[i] for i in voters], votes[name][voters] if name in votes else None)
+    return out
+
+
+def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
+    total = torch.zeros_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
+    weights = torch.zeros_like(total)
+    for index, part, weight in _sums(name, updates, votes, total):
+        index.scatter_(name, total, part, accumulate=True)
+        index.scatter_(name, weights, weight.expand_as(part), accumulate=True)
+    return torch.where(weights > 0, total / weights, old).to(old.dtype)
+
+
+def _sums(name: str, updates: Sequence[Update], votes: Tensor | None, like: Tensor):
+    """(index set, weighted sum, sum of weights), one for every distinct index set: each is scattered only once."""
+    sums: dict[IndexSet, tuple[Tensor, Tensor]] = {}
+    for i, (tensors, index, weight) in enumerate(updates):
+        p = like.new_tensor(weight)
+        if votes is not None:
+            p = p * votes[i].to(like).reshape(-1, *[1] * (like.dim() - 1))
+        part = tensors[name].detach().to(like) * p
+        if index in sums:
+            part, p = part.add_(sums[index][0]), p + sums[index][1]
+        sums[index] = (part, p)
+    return [(index, part, p) for index, (part, p) in sums.items()]

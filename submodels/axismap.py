@@ -1,0 +1,235 @@
+"""AxisMap: which positions of which tensors belong to which channels of a model."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from submodels import norms
+from submodels.axes import Axis, choose_factors, factors, find, is_frozen, reason, segments
+from submodels.declare import declare as declare_axes
+from submodels.skeleton import named_tensors
+from submodels.terms import Fixed, Group, Product, Sum, Term, renumber, scales, without
+from submodels.trace import Attribute, Declared, Trace, trace
+
+# Reasons that need no mention: every model has them, and nothing is lost by them.
+_EXPECTED = frozenset({"size 1", "kernel", "spatial", "model input", "model output", "integer buffer"})
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that are kept or dropped together wherever they appear.
+
+    Attributes:
+        size: how many channels there are.
+        tags: what they are (heads, groups) and which operations mix them (``op:mean``, ``norm:layer_norm``).
+        members: (tensor name, axis) of every place they appear in.
+    """
+
+    id: int
+    size: int
+    tags: frozenset[str] = frozenset()
+    members: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name `AxisMap.describe` gives it: h for heads, g for groups, c for channels, and its number."""
+        return f"{'h' if 'heads' in self.tags else 'g' if 'groups' in self.tags else 'c'}{self.id}"
+
+    @property
+    def mixed_by(self) -> frozenset[str]:
+        """Operations to which a missing channel is not the same as a zero channel."""
+        return frozenset(label.removeprefix("op:") for label in self.tags if label.startswith("op:"))
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """How the tensors of a model are made of channel groups.
+
+    Attributes:
+        groups: the channel groups; `dims`: tensor name -> one term per axis, for every parameter and buffer.
+        attributes: (module path, attribute, ...) -> the term that integer measures.
+        frozen_by: (tensor name, axis) -> why that axis is always whole.
+        statistics: names of batch-norm running statistics; they are never averaged or written back.
+        unknown: operations without a rule that froze an axis, with their number.
+        notes: what else happened while the map was made, one sentence each.
+    """
+
+    groups: tuple[ChannelGroup, ...]
+    dims: Mapping[str, tuple[Term, ...]]
+    attributes: Mapping[Attribute, Term]
+    frozen_by: Mapping[tuple[str, int], str]
+    statistics: frozenset[str]
+    parameters: tuple[str, ...]
+    unknown: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def trace(
+        cls,
+        model: nn.Module,
+        example_inputs: Any,
+        example_kwargs: Mapping[str, Any] | None = None,
+        *,
+        declare: Mapping[str, str] | None = None,
+        heads: str = "whole",
+    ) -> "AxisMap":
+        """The map of a model, read off one run on the meta device; the model itself is not touched.
+
+        Args:
+            example_inputs: a tensor or a tuple, as the model's forward takes them.
+            declare: axes stated by hand (see `submodels.declare`); they win over what the run shows.
+            heads: "whole" keeps or drops attention heads as wholes, "dim" keeps all and narrows them.
+        """
+        if heads not in ("whole", "dim"):
+            raise ValueError(f"heads={heads!r} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
+        declared = declare_axes(model, declare or {})
+        return cls._compiled(model, trace(model, as_tuple(example_inputs), example_kwargs or {}, declared, heads))
+
+    @classmethod
+    def declared(cls, model: nn.Module, patterns: Mapping[str, str]) -> "AxisMap":
+        """The map stated by hand alone, without a run; tensors it does not name stay whole."""
+        stated: Declared = declare_axes(model, patterns)
+        axes = {
+            name: stated.tensors.get(name) or [Axis(n, "not declared") for n in x.shape]
+            for name, x in named_tensors(model, aliases=True)
+        }
+        for axis in [axis for row in axes.values() for axis in row]:
+            choose_factors(axis, "whole")
+        return cls._compiled(model, Trace(axes, dict(stated.attributes)))
+
+    @classmethod
+    def _compiled(cls, model: nn.Module, run: Trace) -> "AxisMap":
+        atoms: dict[int, int] = {}
+        found: list[Axis] = []
+
+        def compile_axis(axis: Axis) -> Term:
+            axis = find(axis)
+            if is_frozen(axis):
+                return Fixed(axis.size)
+            if axis.kind:
+                if axis.kind == "product":
+                    return Product(tuple(map(compile_axis, factors(axis))))
+                return Sum(tuple(map(compile_axis, segments(axis))))
+            if id(axis) not in atoms:
+                atoms[id(axis)] = len(found)
+                found.append(axis)
+            return Group(atoms[id(axis)])
+
+        dims = {name: tuple(map(compile_axis, row)) for name, row in run.axes.items()}
+        attributes = {source: compile_axis(axis) for source, axis in run.attributes.items()}
+        frozen_by = {
+            (name, i): reason(axis)
+            for name, row in run.axes.items()
+            for i, axis in enumerate(row)
+            if is_frozen(axis) and axis.size > 1
+        }
+        members: dict[int, list[tuple[str, int]]] = {i: [] for i in range(len(found))}
+        for name, row in dims.items():
+            for i, term in enumerate(row):
+                for group in set(term.groups()):
+                    members[group].append((name, i))
+        groups = tuple(
+            ChannelGroup(i, axis.size, frozenset(axis.tags), tuple(members[i])) for i, axis in enumerate(found)
+        )
+        return cls(
+            groups=groups,
+            dims=dims,
+            attributes={source: term for source, term in attributes.items() if scales(term)},
+            frozen_by=frozen_by,
+            statistics=norms.statistics(model),
+            parameters=tuple(name for name, _ in model.named_parameters()),
+            unknown=dict(run.unknown),
+            notes=tuple(run.notes),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Channels of every group."""
+        return tuple(group.size for group in self.groups)
+
+    def counts(self, width: float, own: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Channels kept of every group at a width, which is always a fraction of the global model.
+
+        Args:
+            own: channels a sub-model has; it can keep no more than those.
+
+        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.1 * 30 = 3.0000000000000004``.
+        """
+        check_width(width, self.sizes)
+        own = own or self.sizes
+        return tuple(
+            min(have, max(1, math.ceil(width * size - 1e-9))) for have, size in zip(own, self.sizes, strict=True)
+        )
+
+    def widths(self) -> list[float]:
+        """Every width at which the sub-model changes, from the narrowest to 1."""
+        return sorted({k / size for size in set(self.sizes) for k in range(1, size + 1)} | {1.0})
+
+    def shape(self, name: str, counts: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a tensor when ``counts`` channels of every group are kept."""
+        return tuple(term.size(counts) for term in self.dims[name])
+
+    def num_params(self, counts: Sequence[int]) -> int:
+        """Parameters when ``counts`` channels of every group are kept."""
+        return sum(math.prod(self.shape(name, counts)) for name in self.parameters)
+
+    def share(self, width: float) -> float:
+        """The fraction of the parameters that a sub-model of this width has."""
+        return self.num_params(self.counts(width)) / max(1, self.num_params(self.sizes))
+
+    def frozen(self, groups: Iterable[int], why: str) -> "AxisMap":
+        """The map with some groups kept whole."""
+        gone = set(groups)
+        ids = {group.id: i for i, group in enumerate(g for g in self.groups if g.id not in gone)}
+
+        def rewrite(term: Term) -> Term:
+            return renumber(without(term, gone, self.sizes), ids)
+
+        dims = {name: tuple(map(rewrite, row)) for name, row in self.dims.items()}
+        reasons = {
+            place: why for group in self.groups if group.id in gone for place in group.members
+            if not scales(dims[place[0]][place[1]])
+        }  # fmt: skip
+        return replace(
+            self,
+            groups=tuple(replace(group, id=ids[group.id]) for group in self.groups if group.id in ids),
+            dims=dims,
+            attributes={s: rewrite(t) for s, t in self.attributes.items() if scales(without(t, gone, self.sizes))},
+            frozen_by={**self.frozen_by, **reasons},
+            notes=(*self.notes, why),
+        )
+
+    def describe(self) -> str:
+        """The map in the language of `declare`, one line per tensor, and what was kept whole and why."""
+        names = [group.name for group in self.groups]
+        lines = [f"{len(self.groups)} channel groups, {self.num_params(self.sizes):,} parameters"]
+        lines += [f"share of the parameters at width {w}: {self.share(w):.3f}" for w in (0.5, 0.25, 0.0625)]
+        width = max((len(name) for name in self.dims), default=0)
+        for name, row in self.dims.items():
+            lines.append(f"{name:<{width}}  {' '.join(t.show(names) if scales(t) else '.' for t in row)}".rstrip())
+        for source, term in self.attributes.items():
+            lines.append(f"{'.'.join(map(str, source)).lstrip('.'):<{width}}  {term.show(names)}")
+        for why in sorted({why for why in self.frozen_by.values() if why not in _EXPECTED}):
+            places = [f"{name}[{i}]" for (name, i), w in self.frozen_by.items() if w == why]
+            lines.append(
+                f"kept whole ({why}): {', '.join(places[:4])}{f' and {len(places) - 4} more' * (len(places) > 4)}"
+            )
+        return "\n".join([*lines, *self.notes])
+
+
+def as_tuple(inputs: Any) -> tuple:
+    """Positional arguments from a tensor or a tuple of them."""
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def check_width(width: float, sizes: Sequence[int]) -> None:
+    """Refuse a width outside (0, 1]."""
+    if not isinstance(width, int | float) or isinstance(width, bool) or not 0 < width <= 1:  # NaN fails too
+        narrowest = 1 / max(sizes, default=1)
+        raise ValueError(
+            f"width {width!r} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group "
+            f"(width {narrowest:.3g})"
+        )

@@ -1,0 +1,112 @@
+"""Extractors: which channels of a group a sub-model keeps.
+
+An extractor is called once per coupled group, ``extractor(group, kept, *, round, client)``, and returns the ``kept``
+channel numbers in the order the sub-model will hold them. One call per *group* is what keeps residual streams
+aligned: every tensor in which the channels appear uses the same answer.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from submodels.axismap import AxisMap, ChannelGroup
+from submodels.terms import owners
+
+Extractor = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Static:
+    """HeteroFL, FjORD: the first channels, so that narrow sub-models nest in wide ones.
+
+    >>> Static()(ChannelGroup(id=0, size=6), 3, round=5, client=1)
+    tensor([0, 1, 2])
+    """
+
+    def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
+        return torch.arange(kept)
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """FedRolex: a window that advances ``step`` channels a round and wraps round.
+
+    Args:
+        step: channels a round; every channel is covered equally over ``size`` rounds with the default 1. A fraction
+            below 1 is a share of the group, so that groups of different sizes come round together.
+
+    >>> Rolling()(ChannelGroup(id=0, size=6), 3, round=4, client=1)
+    tensor([4, 5, 0])
+    """
+
+    step: int | float = 1
+
+    def __post_init__(self):
+        if not self.step > 0 or (self.step >= 1 and int(self.step) != self.step):
+            raise ValueError(f"Rolling step {self.step} is neither a whole number of channels nor a fraction below 1")
+
+    def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
+        step = self.step if self.step >= 1 else self.step * group.size
+        return (torch.arange(kept) + int(round * step)) % group.size
+
+
+@dataclass(frozen=True)
+class Random:
+    """Federated Dropout: a fresh draw for every (seed, round, client, group), in ascending order."""
+
+    seed: int = 0
+
+    def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
+        key = f"{self.seed} {round} {client} {group.id}".encode()
+        seed = int.from_bytes(hashlib.sha256(key).digest()[:7], "big")  # hash() would differ between processes
+        return torch.randperm(group.size, generator=torch.Generator().manual_seed(seed))[:kept].sort().values
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The channels with the largest summed squared weight, in ascending order; ties go to the lower channel."""
+
+    scores: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, model) -> "Importance":
+        """The importance of every channel of a `ScalableModel` or `Submodel`, as its weights are now."""
+        axis_map: AxisMap = model.axis_map
+        scores = [torch.zeros(size, dtype=torch.float64) for size in model.sizes]
+        for name, x in model.named_parameters():
+            for i, term in enumerate(axis_map.dims[name]):
+                rest = [d for d in range(x.dim()) if d != i]
+                squares = x.detach().cpu().double().square()
+                energy = squares.sum(rest) if rest else squares
+                for group in set(term.groups()):
+                    owner = owners(term, group, model.sizes)
+                    scores[group].index_add_(0, owner[owner >= 0], energy[owner >= 0])
+        return cls(tuple(scores))
+
+    def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
+        scores = self.scores[group.id]
+        if len(scores) != group.size:
+            raise ValueError(
+                f"Importance was measured on {len(scores)} channels of group {group.name}, which has {group.size} here; "
+                f"use Importance.of(the model you extract from)"
+            )
+        return scores.argsort(descending=True, stable=True)[:kept].sort().values
+
+
+EXTRACTORS: dict[str, Callable[[], Extractor]] = {"static": Static, "rolling": Rolling, "random": Random}
+
+
+def as_extractor(extractor: Extractor | str) -> Extractor:
+    """The extractor itself, or the one of that name."""
+    if isinstance(extractor, str):
+        if extractor not in EXTRACTORS:
+            raise ValueError(f"unknown extractor {extractor!r}; use one of {', '.join(EXTRACTORS)} or an object")
+        return EXTRACTORS[extractor]()
+    if isinstance(extractor, type) or not callable(extractor):
+        raise TypeError(
+            f"{extractor!r} is not an extractor; use Static(), Rolling(), Random(seed) or Importance.of(model)"
+        )
+    return extractor

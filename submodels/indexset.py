@@ -1,0 +1,177 @@
+"""IndexSet: the m_i of the paper, as kept channels instead of a mask."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from submodels.axismap import AxisMap
+from submodels.terms import Term, scales
+
+_MOST_BLOCKS = 64  # beyond this many rectangles an indexed copy is cheaper
+
+Block = tuple[tuple[slice, ...], tuple[slice, ...]]  # (where in the whole tensor, where in the sub-tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class IndexSet:
+    """Which channels of every group a sub-model keeps, and how its tensors lie in the whole ones.
+
+    Kept channels that run on (static and rolling windows) move as rectangles; scattered ones (random) by index.
+
+    Attributes:
+        kept: the kept channels of every group, in the sub-model's order.
+        sizes: channels of every group in the space indexed into; the global model's unless this is a sub-model's.
+    """
+
+    axis_map: AxisMap
+    kept: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    _plans: dict[tuple[Term, ...], "_Plan"] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        for group, kept, size in zip(self.axis_map.groups, self.kept, self.sizes, strict=True):
+            numbers = kept.numpy()
+            inside = kept.dtype == torch.long and kept.dim() == 1 and bool(((numbers >= 0) & (numbers < size)).all())
+            if not inside or len(np.unique(numbers)) != len(numbers):
+                raise ValueError(
+                    f"kept channels of group {group.name} must be distinct whole numbers below {size}; got {kept.tolist()}"
+                )
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Channels kept of every group."""
+        return tuple(map(len, self.kept))
+
+    @cached_property
+    def key(self) -> tuple:
+        """Equal for index sets that keep the same channels in the same order."""
+        return self.sizes, tuple(kept.numpy().tobytes() for kept in self.kept)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexSet) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor in the sub-model."""
+        return self.axis_map.shape(name, self.counts)
+
+    def gather(self, name: str, tensor: Tensor) -> Tensor:
+        """The kept part of a whole tensor, in memory of its own."""
+        plan = self._plan(name, tensor)
+        if plan.blocks is None:
+            for dim, index in plan.indexed:
+                tensor = tensor.index_select(dim, index.to(tensor.device))
+            return tensor
+        if len(plan.blocks) == 1:
+            return tensor[plan.blocks[0][0]].clone(memory_format=torch.contiguous_format)
+        out = tensor.new_empty(self.shape(name))
+        for whole, part in plan.blocks:
+            out[part] = tensor[whole]
+        return out
+
+    def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
+        """``into`` with the kept part overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        plan = self._plan(name, into)
+        if plan.blocks is None:
+            grid = _grid(plan.indexed, into)
+            return into.index_put_(grid, tensor, accumulate=accumulate)
+        for whole, part in plan.blocks:
+            if accumulate:
+                into[whole] += tensor[part]
+            else:
+                into[whole] = tensor[part]
+        return into
+
+    def mask(self, name: str) -> Tensor:
+        """True where the sub-model has the coordinate; bool, of the whole tensor's shape."""
+        mask = torch.ones((), dtype=torch.bool)
+        terms = self.axis_map.dims[name]
+        for i, term in enumerate(terms):
+            line = torch.zeros(term.size(self.sizes), dtype=torch.bool)
+            line[term.index(self.kept, self.sizes)] = True
+            mask = mask & line.reshape([-1 if j == i else 1 for j in range(len(terms))])
+        return mask
+
+    def overlap(self, other: "IndexSet") -> "IndexSet":
+        """The channels that both keep, in this one's order."""
+        if self.sizes != other.sizes:
+            raise ValueError("index sets of different models have no overlap; compose them first")
+        both = [a[torch.isin(a, b)] for a, b in zip(self.kept, other.kept, strict=True)]
+        return IndexSet(self.axis_map, tuple(both), self.sizes)
+
+    def compose(self, inner: "IndexSet") -> "IndexSet":
+        """The index set of a sub-model of this sub-model, seen from outside."""
+        kept = tuple(outer[index] for outer, index in zip(self.kept, inner.kept, strict=True))
+        return IndexSet(self.axis_map, kept, self.sizes)
+
+    def within(self, outer: "IndexSet") -> "IndexSet":
+        """This index set as seen from inside ``outer``, which must keep all its channels; `compose` undoes it."""
+        inner = []
+        for group, kept, outside in zip(self.axis_map.groups, self.kept, outer.kept, strict=True):
+            place = torch.full((outer.sizes[group.id],), -1)
+            place[outside] = torch.arange(len(outside))
+            if bool((place[kept] < 0).any()):
+                raise ValueError(f"group {group.name} keeps channels that the outer sub-model does not have")
+            inner.append(place[kept])
+        return IndexSet(self.axis_map, tuple(inner), outer.counts)
+
+    def _plan(self, name: str, whole: Tensor) -> "_Plan":
+        terms = self.axis_map.dims[name]
+        plan = self._plans.get(terms)
+        if plan is None:
+            plan = self._plans[terms] = _plan(terms, self)
+        if tuple(whole.shape) != plan.whole:
+            raise ValueError(
+                f"{name} has shape {tuple(whole.shape)}; this index set cuts tensors of shape {plan.whole}"
+            )
+        return plan
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a tensor is cut: rectangles, or one index per scaled axis where there would be too many."""
+
+    whole: tuple[int, ...]
+    blocks: tuple[Block, ...] | None
+    indexed: tuple[tuple[int, Tensor], ...]
+
+
+def _plan(terms: Sequence[Term], index: IndexSet) -> _Plan:
+    whole = tuple(term.size(index.sizes) for term in terms)
+    indexed = tuple((i, term.index(index.kept, index.sizes)) for i, term in enumerate(terms) if scales(term))
+    runs: list[list[tuple[slice, slice]]] = [[(slice(None), slice(None))] for _ in terms]
+    count = 1
+    for i, positions in indexed:
+        runs[i] = _runs(positions)
+        count *= len(runs[i])
+        if count > _MOST_BLOCKS:
+            return _Plan(whole, None, indexed)
+    blocks = tuple((tuple(r[0] for r in block), tuple(r[1] for r in block)) for block in itertools.product(*runs))
+    return _Plan(whole, blocks, indexed)
+
+
+def _runs(positions: Tensor) -> list[tuple[slice, slice]]:
+    """(where in the whole, where in the part) of every run of consecutive positions."""
+    if not len(positions):
+        return []
+    numbers = positions.numpy()
+    edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    starts = numbers[edges[:-1]].tolist()
+    return [
+        (slice(start, start + b - a), slice(a, b)) for start, a, b in zip(starts, edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _grid(indexed: Sequence[tuple[int, Tensor]], whole: Tensor) -> tuple[Tensor, ...]:
+    """Broadcastable index tensors, one per axis."""
+    chosen = dict(indexed)
+    lines = [chosen.get(i, torch.arange(n)) for i, n in enumerate(whole.shape)]
+    shapes = [[-1 if j == i else 1 for j in range(whole.dim())] for i in range(whole.dim())]
+    return tuple(line.reshape(shape).to(whole.device) for line, shape in zip(lines, shapes, strict=True))

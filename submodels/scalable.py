@@ -1,0 +1,203 @@
+"""ScalableModel: a model from which narrower models of the same kind are cut, and into which they are written back."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from submodels.axismap import AxisMap, as_tuple
+from submodels.budget import Budget, largest
+from submodels.cost import Cost, count
+from submodels.extractors import Extractor, Static, as_extractor
+from submodels.indexset import IndexSet
+from submodels.selfcheck import runnable
+from submodels.skeleton import named_tensors
+from submodels.template import Template
+from submodels.verify import Report, verify
+
+log = logging.getLogger(__name__)
+
+
+class ScalableModel:
+    """Any `nn.Module` as a family of models of every width.
+
+    The model is traced once; it stays the user's and holds the global weights. Attention heads and norm groups are
+    kept or dropped as wholes, inputs and outputs are never cut, and what cannot be cut is kept whole and reported
+    (`axis_map.frozen_by`, `axis_map.describe()`).
+
+    Args:
+        model: the full-width model, unmodified.
+        example_inputs: what its forward takes: a tensor or a tuple.
+        example_kwargs: keyword arguments of its forward.
+        declare: axes stated by hand where the trace cannot see them (`submodels.declare`).
+        heads: "whole" or "dim" (keep every attention head and narrow it).
+
+    Example:
+        >>> scalable = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+        >>> scalable.extract(width=0.5).module
+        Sequential(
+          (0): Linear(in_features=4, out_features=4, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=4, out_features=2, bias=True)
+        )
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        example_kwargs: Mapping[str, Any] | None = None,
+        declare: Mapping[str, str] | None = None,
+        heads: str = "whole",
+    ):
+        self.model = model
+        self.example_inputs = as_tuple(example_inputs)
+        self.example_kwargs = dict(example_kwargs or {})
+        traced = AxisMap.trace(model, self.example_inputs, self.example_kwargs, declare=declare, heads=heads)
+        self.axis_map = runnable(model, traced, self.example_inputs, self.example_kwargs)
+        for note in self.axis_map.notes:
+            log.warning("%s: %s", type(model).__name__, note)
+        self._templates: dict[tuple[int, ...], Template] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Channels of every group."""
+        return self.axis_map.sizes
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters()
+
+    def index(
+        self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
+    ) -> IndexSet:
+        """The channels that a sub-model of this width keeps."""
+        return _index(self.axis_map, self.sizes, width, extractor, round=round, client=client)
+
+    def extract(
+        self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
+    ) -> "Submodel":
+        """A fresh, real, smaller module of the same class with the kept part of the weights.
+
+        Args:
+            width: fraction of the channels of every group, in (0, 1]; `ceil(width * size)`, at least one, is kept.
+            extractor: Static(), Rolling(), Random(seed), Importance.of(model), or your own (`submodels.extractors`).
+            round, client: what a rolling or random extractor depends on.
+        """
+        index = self.index(width, extractor, round=round, client=client)
+        return self.cut(index, width)
+
+    def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
+        """The sub-model that keeps the channels of an index set."""
+        module = self.template(index.counts).filled({n: index.gather(n, x) for n, x in self.tensors().items()})
+        return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
+
+    def template(self, counts: Sequence[int]) -> Template:
+        """The empty sub-model that keeps so many channels of every group; made once."""
+        counts = tuple(counts)
+        if counts not in self._templates:
+            self._templates[counts] = Template.of(self.model, self.axis_map, counts)
+        return self._templates[counts]
+
+    def embed(self, tensors: Mapping[str, Tensor], index: IndexSet) -> dict[str, Tensor]:
+        """Sub-model tensors in the global shape, zero outside the mask: the adjoint of `extract`."""
+        whole = self.tensors()
+        return {name: index.scatter_(name, x.new_zeros(whole[name].shape), x) for name, x in tensors.items()}
+
+    def write(self, sub: "Submodel") -> None:
+        """Write a trained sub-model back into the global model; batch-norm statistics stay out."""
+        _write(sub, self.model, sub.index)
+
+    def verify(self, widths: Sequence[float] = (0.25, 0.5, 1.0)) -> Report:
+        """Proof, in float64, that sub-models compute what the masked global model computes; see `submodels.verify`."""
+        return verify(self, widths)
+
+    def cost(self, width: float, batch_size: int = 32, optimizer: str = "sgd") -> Cost:
+        """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it."""
+        module = self.template(self.axis_map.counts(width)).module
+        return count(module, self.example_inputs, self.example_kwargs, batch_size=batch_size, optimizer=optimizer)
+
+    def fit(self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"):
+        """The largest width that fits a budget: any, or one of a grid."""
+        return largest(lambda width: self.cost(width, batch_size, optimizer), budget, widths or self.axis_map.widths())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor of every parameter and buffer of the global model, detached."""
+        return _tensors(self.model)
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """A sub-model and where it lies.
+
+    Attributes:
+        module: a plain module: train it, save it, export it.
+        index: where its tensors lie in the global model.
+        inner: where they lie in the model it was cut from; the same as ``index`` unless that was a sub-model.
+        width: the fraction of the global model that was asked for.
+    """
+
+    module: nn.Module
+    index: IndexSet
+    inner: IndexSet
+    scalable: ScalableModel
+    width: float | None = None
+
+    @property
+    def axis_map(self) -> AxisMap:
+        """The axis map of the global model; it holds for every sub-model."""
+        return self.scalable.axis_map
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Channels of every group in this sub-model."""
+        return self.index.counts
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor of every parameter and buffer, detached: what `average` and `embed` take."""
+        return _tensors(self.module)
+
+    def extract(
+        self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
+    ) -> "Submodel":
+        """A sub-model of this sub-model, of its present weights; ``width`` is a fraction of the *global* model."""
+        inner = _index(self.axis_map, self.sizes, width, extractor, round=round, client=client)
+        template = self.scalable.template(inner.counts)
+        module = template.filled({name: inner.gather(name, x) for name, x in self.tensors().items()})
+        return Submodel(module, self.index.compose(inner), inner, self.scalable, width)
+
+    def write(self, sub: "Submodel") -> None:
+        """Write a trained sub-model of this sub-model back into it; batch-norm statistics stay out."""
+        _write(sub, self.module, sub.inner)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach() for name, x in named_tensors(module)}
+
+
+def _index(
+    axis_map: AxisMap, own: tuple[int, ...], width: float, extractor: Extractor | str, *, round: int, client: int
+) -> IndexSet:
+    extractor = as_extractor(extractor)
+    kept = []
+    for group, size, count in zip(axis_map.groups, own, axis_map.counts(width, own), strict=True):
+        chosen = torch.as_tensor(extractor(replace(group, size=size), count, round=round, client=client))
+        if len(chosen) != count:
+            raise ValueError(
+                f"{extractor!r} kept {len(chosen)} channels of group {group.name} where {count} were asked for"
+            )
+        kept.append(chosen)
+    return IndexSet(axis_map, tuple(kept), own)
+
+
+@torch.no_grad()
+def _write(sub: Submodel, into: nn.Module, index: IndexSet) -> None:
+    targets = dict(named_tensors(into))
+    for name, x in named_tensors(sub.module):
+        if x.is_floating_point() and name not in sub.axis_map.statistics:
+            index.scatter_(name, targets[name], x)

@@ -1,0 +1,96 @@
+"""A module's structure with other tensors in it: how templates, meta copies and sub-models are made.
+
+`copy.deepcopy` of a ResNet-18 costs 30 ms and copies 45 MB that a sub-model does not want. Here the modules are
+copied, the tensors are handed in; what is neither is deep-copied with references to modules and tensors kept right,
+so tied weights stay tied.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Attribute values that copies may share: they cannot change under them.
+_IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
+
+
+def named_tensors(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every parameter, then every buffer; tied ones once, or with ``aliases`` under every name."""
+    yield from module.named_parameters(remove_duplicate=not aliases)
+    yield from module.named_buffers(remove_duplicate=not aliases)
+
+
+def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Tensors kept as plain attributes, or in plain lists: neither parameter nor buffer, never cut."""
+    for part in module.modules():
+        for value in vars(part).values():
+            for item in value if type(value) in (list, tuple) else (value,):
+                if isinstance(item, Tensor) and not isinstance(item, nn.Parameter):
+                    yield item
+
+
+class Skeleton:
+    """The structure of a module, read once, from which copies with other tensors in it are built quickly."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self._parameters = [(id(p), p.requires_grad) for p in module.parameters()]
+        self._loose = list(loose_tensors(module))
+        self._parts = []  # (id, class, attributes that copies share, attributes that each copy needs for itself)
+        for part in module.modules():
+            shared = {key: value for key, value in vars(part).items() if _is_immutable(value)}
+            own = [(key, value) for key, value in vars(part).items() if key not in shared]
+            self._parts.append((id(part), type(part), shared, own))
+
+    def build(self, tensors: Mapping[int, Tensor]) -> nn.Module:
+        """A module of the same classes in which tensor ``x`` became ``tensors[id(x)]``; tensors not named are copied.
+
+        Parameters stay parameters and keep ``requires_grad``. Dictionaries of tensors are caches and come back empty.
+        """
+        memo: dict[int, Any] = {id(old): old.detach().clone() for old in self._loose}
+        memo.update(tensors)
+        for key, requires_grad in self._parameters:
+            new = memo.get(key)
+            if new is not None and not isinstance(new, nn.Parameter):
+                memo[key] = nn.Parameter(new, requires_grad=requires_grad)
+        for key, kind, _, _ in self._parts:
+            memo[key] = object.__new__(kind)
+        for key, _, shared, own in self._parts:
+            attributes = vars(memo[key])
+            attributes.update(shared)
+            for name, value in own:
+                attributes[name] = _copied(name, value, memo)
+        return memo[id(self.module)]
+
+
+def rebuild(module: nn.Module, tensors: Mapping[int, Tensor]) -> nn.Module:
+    """A copy of a module with other tensors in it, see `Skeleton.build`."""
+    return Skeleton(module).build(tensors)
+
+
+def _is_immutable(value: Any) -> bool:
+    return type(value) in _IMMUTABLE or (type(value) is tuple and all(map(_is_immutable, value)))
+
+
+def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind in (dict, list, set, OrderedDict) and not value:
+        return kind()
+    if kind is dict:
+        if not key.startswith("_") and any(isinstance(item, Tensor) for item in value.values()):
+            return {}
+        return {name: item if _is_immutable(item) else _copied("_", item, memo) for name, item in value.items()}
+    if kind is list and all(map(_is_immutable, value)):
+        return list(value)
+    return copy.deepcopy(value, memo)
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """A copy of the module whose tensors are on the meta device: shapes without storage."""
+    everything = [x for _, x in named_tensors(module)] + list(loose_tensors(module))
+    return rebuild(module, {id(x): torch.empty_like(x, device="meta") for x in everything})
