@@ -26,7 +26,7 @@ def average(
     Example:
         Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_average.py``.
     """
-    for tensors, index, weight in updates:
+    for tensors, _, weight in updates:
         if not 0 <= weight < float("inf"):
             raise ValueError(f"the weight of an update is {weight}; it must be a finite number, zero or more")
         unknown = next((name for name in tensors if name not in w), None)

@@ -10,9 +10,10 @@ from torch import nn
 from submodels import norms
 from submodels.axes import Axis, choose_factors, factors, find, is_frozen, reason, segments
 from submodels.declare import declare as declare_axes
+from submodels.sizes import Attribute
 from submodels.skeleton import named_tensors
 from submodels.terms import Fixed, Group, Product, Sum, Term, renumber, scales, without
-from submodels.trace import Attribute, Declared, Trace, trace
+from submodels.trace import Declared, Trace, trace
 
 # Reasons that need no mention: every model has them, and nothing is lost by them.
 _EXPECTED = frozenset({"size 1", "kernel", "spatial", "model input", "model output", "integer buffer"})

@@ -7,6 +7,7 @@
 """
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,7 +53,7 @@ class Cost:
 
     def __str__(self) -> str:
         return (
-            f"{_metric(self.params)}params, {_metric(self.macs)}MACs, "
+            f"{_metric(self.params, 'params', between=' ')}, {_metric(self.macs, 'MACs')}, "
             f"{_short(self.train_bytes / MB)} MB training, {_short(self.wire_bytes / MB)} MB on the wire"
         )
 
@@ -83,7 +84,7 @@ def count(
     A copy without data takes a forward and a backward pass as the CPU would, in training mode. The memory is the most
     that is alive at once, and includes the input batch, which the first layer saves anyway. The loss is a stand-in for
     cross entropy. Not counted: what Python and torch themselves take, and the kernels torch compiles for new shapes.
-    A module that needs its data, to branch on a value say, is counted on a real copy of it instead.
+    A module that cannot run without data, because it branches on a value say, is run and measured instead.
 
     Args:
         module: any module, on any device, the meta device included.
@@ -102,16 +103,16 @@ def count(
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             step = _metered(_fake_copy(module), arguments, batch_size, _fake_batch)
+        train_bytes = _with_update(step, module, rule)
     except Exception as error:  # a branch on a value, an operator without a meta kernel: as many ways as modules
-        log.debug("counting %s on a real copy: %s", type(module).__name__, error)
+        log.debug("%s is run, not counted: %s", type(module).__name__, error)
         with _stepping(module, batch_size):
             step = _metered(_real_copy(module), arguments, batch_size, _real_batch)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    update = rule.scratch * max(map(_nbytes, trained), default=0)
+        train_bytes = measure(module, *arguments, batch_size=batch_size, optimizer=optimizer)
     return Cost(
         params=sum(p.numel() for p in module.parameters()),
         macs=-(-step.macs // batch_size),
-        train_bytes=max(step.peak, step.after + update) + rule.states * sum(map(_nbytes, trained)),
+        train_bytes=train_bytes,
         wire_bytes=wire_bytes(module),
     )
 
@@ -189,6 +190,13 @@ def _metered(module: nn.Module, arguments: tuple[tuple, dict], batch_size: int, 
     return _Metered(meter.peak, meter.current, macs)
 
 
+def _with_update(step: _Metered, module: nn.Module, optimizer: _Optimizer) -> int:
+    """Peak bytes of a step whose forward and backward pass were metered, the optimizer's part included."""
+    trained = [_nbytes(p) for p in module.parameters() if p.requires_grad]
+    update = step.after + optimizer.scratch * max(trained, default=0)
+    return max(step.peak, update) + optimizer.states * sum(trained)
+
+
 class _Meter(TorchDispatchMode):
     """Adds up the storages that are alive, and the multiply-adds, of every operator that runs under it."""
 
@@ -213,12 +221,13 @@ class _Meter(TorchDispatchMode):
         self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = self.current
+        operator, before = func.overloadpacket, self.current
+        if operator is aten.mkldnn_rnn_layer and isinstance(args[0], FakeTensor):
+            raise NotImplementedError("how much an LSTM saves for its backward pass is known only when it runs")
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 self.add(x)
-        operator = func.overloadpacket
         if operator in _MACS:
             self.macs += _MACS[operator](out, *args)
         if operator in _INSIDE:
@@ -228,16 +237,21 @@ class _Meter(TorchDispatchMode):
 
 # Bytes that a convolution holds at its peak, its outputs included. oneDNN works on copies of the operands in which
 # channels lie in blocks of 16: the copies of x, y and the weight are alive together, then the result beside its copy.
-# Where a single thread would take another kernel the copies are counted all the same.
+# Where a single thread would take another kernel the copies are counted all the same. oneDNN leaves float64 to a
+# kernel that unfolds x into columns.
 
 
 def _inside_convolution(y: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
+    if x.dtype is torch.float64:
+        return _nbytes(y) + _columns(y, weight)
     copies = _blocked_input(x, weight) + _nbytes(weight) + _blocked(y)
     return max(copies, _blocked(y) + _nbytes(y))
 
 
 def _inside_convolution_backward(out: tuple, grad_y: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
     grad_x, grad_weight, _ = (0 if g is None else _nbytes(g) for g in out)
+    if x.dtype is torch.float64:
+        return grad_x + grad_weight + _columns(grad_y, weight)
     copies = _blocked_input(x, weight) + _nbytes(weight) + _blocked(grad_y)
     return grad_x + max(copies, 2 * grad_weight)
 
@@ -247,8 +261,16 @@ def _blocked(x: Tensor) -> int:
 
 
 def _blocked_input(x: Tensor, weight: Tensor) -> int:
-    thin = x.shape[1] < 16 and weight.shape[1] == x.shape[1] and weight[0, 0].numel() > 1
+    thin = x.shape[1] < 16 and weight.shape[1] == x.shape[1] and _taps(weight) > 1
     return 0 if thin else _blocked(x)  # thin inputs, of the first layer mostly, are read as they are
+
+
+def _columns(y: Tensor, weight: Tensor) -> int:
+    return _nbytes(y[:, :1]) * weight.shape[1] * _taps(weight) if _taps(weight) > 1 else 0
+
+
+def _taps(weight: Tensor) -> int:
+    return math.prod(weight.shape[2:])
 
 
 _INSIDE: dict[Any, Callable[..., int]] = {
@@ -269,7 +291,7 @@ def _convolution(
     out: Tensor, x: Tensor, weight: Tensor, bias, stride, padding, dilation, transposed: bool, *_: Any
 ) -> int:
     # Every output element reads one filter; transposed, every input element is spread by one.
-    return (x if transposed else out).numel() * weight[0].numel()
+    return (x if transposed else out).numel() * math.prod(weight.shape[1:])
 
 
 def _attention(out: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> int:
@@ -399,12 +421,12 @@ def _short(x: float) -> str:
     return f"{x:.3g}" if x < 999.5 else f"{x:.0f}"
 
 
-def _metric(x: int) -> str:
-    """Three digits, and a prefix to put before a unit: 701 K, 35.1 M."""
+def _metric(x: int, unit: str, between: str = "") -> str:
+    """Three digits, a prefix and a unit: 701 K params, 35.1 MMACs."""
     for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
         if x >= scale:
-            return f"{_short(x / scale)} {prefix}"
-    return f"{x} "
+            return f"{_short(x / scale)} {prefix}{between}{unit}"
+    return f"{x} {unit}"
 
 
 def _main() -> None:

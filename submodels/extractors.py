@@ -90,8 +90,8 @@ class Importance:
         scores = self.scores[group.id]
         if len(scores) != group.size:
             raise ValueError(
-                f"Importance was measured on {len(scores)} channels of group {group.name}, which has {group.size} here; "
-                f"use Importance.of(the model you extract from)"
+                f"Importance was measured on {len(scores)} channels of group {group.name}, which has {group.size} "
+                f"here; use Importance.of(the model you extract from)"
             )
         return scores.argsort(descending=True, stable=True)[:kept].sort().values
 

@@ -39,7 +39,8 @@ class IndexSet:
             inside = kept.dtype == torch.long and kept.dim() == 1 and bool(((numbers >= 0) & (numbers < size)).all())
             if not inside or len(np.unique(numbers)) != len(numbers):
                 raise ValueError(
-                    f"kept channels of group {group.name} must be distinct whole numbers below {size}; got {kept.tolist()}"
+                    f"kept channels of group {group.name} must be distinct whole numbers below {size}; "
+                    f"got {kept.tolist()}"
                 )
 
     @cached_property

@@ -185,11 +185,11 @@ def _index(
 ) -> IndexSet:
     extractor = as_extractor(extractor)
     kept = []
-    for group, size, count in zip(axis_map.groups, own, axis_map.counts(width, own), strict=True):
-        chosen = torch.as_tensor(extractor(replace(group, size=size), count, round=round, client=client))
-        if len(chosen) != count:
+    for group, size, wanted in zip(axis_map.groups, own, axis_map.counts(width, own), strict=True):
+        chosen = torch.as_tensor(extractor(replace(group, size=size), wanted, round=round, client=client))
+        if len(chosen) != wanted:
             raise ValueError(
-                f"{extractor!r} kept {len(chosen)} channels of group {group.name} where {count} were asked for"
+                f"{extractor!r} kept {len(chosen)} channels of group {group.name} where {wanted} were asked for"
             )
         kept.append(chosen)
     return IndexSet(axis_map, tuple(kept), own)

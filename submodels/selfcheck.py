@@ -23,8 +23,9 @@ def runnable(model: nn.Module, axis_map: AxisMap, inputs: tuple, kwargs: Mapping
     if not axis_map.groups:
         reasons = sorted(set(axis_map.frozen_by.values()) - {"size 1", "kernel", "spatial", "model input"})
         raise ValueError(
-            f"nothing in {type(model).__name__} can be cut: every axis is kept whole ({'; '.join(reasons) or 'no weights'}); "
-            f"replace literal sizes in its forward by sizes read from tensors or attributes, or state its axes with declare="
+            f"nothing in {type(model).__name__} can be cut: every axis is kept whole "
+            f"({'; '.join(reasons) or 'no weights'}); replace literal sizes in its forward by sizes read from tensors "
+            f"or attributes, or state its axes with declare="
         )
     return axis_map
 

@@ -1,10 +1,10 @@
 """Proof by computation: an extracted sub-model equals the global model with everything else set to zero.
 
 Channels that are left out must make the same difference as channels that are zero. That holds exactly, forward and
-backward, for everything but operations that count their channels. For the comparison these are made not to count: norms
-over channels (layer, group, RMS norm, a variance, weight standardisation) are replaced by a squashing function and their
-affine part, and a mean divides by as many values in the sub-model as in the masked one. What is left (a maximum over
-channels) is named in the report, and a difference that no such operation explains is an error in the map.
+backward, for everything but operations that count their channels. For the comparison these are made not to count:
+norms over channels (layer, group, RMS norm, a variance, weight standardisation) are replaced by a squashing function
+and their affine part, and a mean divides by as many values in the sub-model as in the masked one. What is left (a
+maximum over channels) is named in the report, and a difference that no such operation explains is an error in the map.
 """
 
 import math
@@ -23,6 +23,7 @@ from submodels.skeleton import named_tensors, rebuild
 from submodels.template import Template
 
 TOLERANCE = 1e-7
+NEUTRALISED = frozenset({"mean", "var", "std", "batch_norm"})  # see `_NeutralNorms`
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def verify(scalable, widths: Sequence[float], extractor: Extractor = Rolling(), 
     """
     model = _randomised(scalable.model)
     inputs, kwargs = _prepared(scalable.example_inputs), _prepared(scalable.example_kwargs)
-    explained = sorted({op for group in scalable.axis_map.groups for op in group.mixed_by})
+    explained = sorted({op for group in scalable.axis_map.groups for op in group.mixed_by} - NEUTRALISED)
     comparisons = []
     for width in widths:
         index = scalable.index(width, extractor, round=round)
@@ -219,7 +220,7 @@ class _NeutralNorms(TorchFunctionMode):
             x, _, _, weight, bias = _arguments(args, kwargs, "input", "running_mean", "running_var", "weight", "bias")
             return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
         out = func(*args, **kwargs)
-        if func in (torch.var, torch.Tensor.var):  # a norm written by hand
+        if func in (torch.var, torch.Tensor.var, torch.std, torch.Tensor.std):  # a norm written by hand
             return torch.ones_like(out)
         if func in (torch.mean, torch.Tensor.mean):
             count = args[0].numel() // max(1, out.numel())

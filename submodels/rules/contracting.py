@@ -1,0 +1,108 @@
+"""Operations that sum products over a shared axis: matrix products, attention, convolution."""
+
+from torch import Tensor
+
+from submodels.axes import Axis, fixed, freeze, product, tag, unify
+from submodels.rules.operands import outputs, same
+
+
+def mm(t, out, a, b, **_kw):
+    unify(t[a][1], t[b][0])
+    t[out] = [t[a][0], t[b][1]]
+
+
+def addmm(t, out, bias, a, b, **_kw):
+    mm(t, out, a, b)
+    same(t, t[out], t[bias])
+
+
+def bmm(t, out, a, b, **_kw):
+    batch, _, inner = t[a]
+    unify(batch, t[b][0])
+    unify(inner, t[b][1])
+    tag(batch, "heads")
+    t[out] = [batch, t[a][1], t[b][2]]
+
+
+def baddbmm(t, out, bias, a, b, **_kw):
+    bmm(t, out, a, b)
+    same(t, t[out], t[bias])
+
+
+def mv(t, out, a, b):
+    unify(t[a][1], t[b][0])
+    t[out] = [t[a][0]]
+
+
+def dot(t, out, a, b):
+    unify(t[a][0], t[b][0])
+    t[out] = []
+
+
+def linear(t, out, x, weight, bias=None):
+    unify(t[x][-1], t[weight][1])
+    if bias is not None:
+        unify(t[weight][0], t[bias][0])
+    t[out] = [*t[x][:-1], t[weight][0]]
+
+
+def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
+    *batch, rows, inner = t[q]
+    for i, axis in enumerate(batch):
+        unify(axis, t[k][i])
+        unify(axis, t[v][i])
+    unify(inner, t[k][-1])
+    unify(t[k][-2], t[v][-2])
+    freeze(t[k][-2], "op:softmax")
+    mask = attn_mask if isinstance(attn_mask, Tensor) else kw.get("attn_mask")
+    if mask is not None:
+        same(t, [*batch, rows, t[k][-2]], t[mask])
+    first, *rest = outputs(out)
+    t[first] = [*batch, rows, t[v][-1]]
+    for o in rest:
+        t[o] = [fixed(n, "attention statistics") for n in o.shape]
+
+
+def convolution(t, out, x, weight, bias, _stride, _padding, _dilation, transposed, _output_padding, groups, *_flags):
+    for axis in t[x][2:]:
+        freeze(axis, "spatial")
+    for axis in t[weight][2:]:
+        freeze(axis, "kernel")
+    first, second = t[weight][:2]
+    if groups == 1:
+        channels, result = (first, second) if transposed else (second, first)
+        unify(t[x][1], channels)
+    else:
+        block = Axis(groups)
+        tag(block, "groups")
+        # Grouped: weight is (groups * rows, columns); transposed: (groups * columns, rows).
+        grouped = product([block, Axis(weight.shape[0] // groups)])
+        unify(first, grouped)
+        other = product([block, second])
+        inputs, result = (grouped, other) if transposed else (other, grouped)
+        unify(t[x][1], inputs)
+    if bias is not None:
+        unify(t[bias][0], result)
+    t[out] = [t[x][0], result, *(fixed(n, "spatial") for n in out.shape[2:])]
+
+
+RULES = {
+    "mm": mm,
+    "addmm": addmm,
+    "bmm": bmm,
+    "baddbmm": baddbmm,
+    "mv": mv,
+    "dot": dot,
+    "vdot": dot,
+    "linear": linear,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_efficient_attention": attention,
+    "_scaled_dot_product_flash_attention": attention,
+    "_scaled_dot_product_cudnn_attention": attention,
+    "_scaled_dot_product_attention_math": attention,
+    "_scaled_dot_product_attention_math_for_mps": attention,
+    "_scaled_dot_product_fused_attention_overrideable": attention,
+    "convolution": convolution,
+    "_convolution": convolution,
+    "convolution_overrideable": convolution,
+}

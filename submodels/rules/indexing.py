@@ -1,0 +1,68 @@
+"""Operations that pick positions by number."""
+
+import torch
+
+from submodels.axes import cut, fixed, freeze, unify
+from submodels.rules.operands import resized
+
+
+def embedding(t, out, weight, index, *_args):
+    freeze(t[weight][0], "op:embedding")
+    t[out] = [*t[index], t[weight][1]]
+
+
+def index(t, out, x, indices):
+    places = [i for i, index in enumerate(indices) if index is not None]
+    tensors = [indices[i] for i in places]
+    for i, index in zip(places, tensors, strict=True):
+        for axis in (t[x][i], *t[index]):
+            freeze(axis, "op:index")
+    if any(index.dtype == torch.bool for index in tensors) or places != list(range(places[0], places[-1] + 1)):
+        raise NotImplementedError("boolean or scattered indices")
+    shape = torch.broadcast_shapes(*(index.shape for index in tensors))
+    t[out] = [*t[x][: places[0]], *(fixed(n, "op:index") for n in shape), *t[x][places[-1] + 1 :]]
+
+
+def index_select(t, out, x, dim, _index):
+    freeze(t[x][dim], "op:index_select")
+    t[out] = [resized(a, n, "op:index_select") for a, n in zip(t[x], out.shape, strict=True)]
+
+
+def gather(t, out, x, dim, index, **_kw):
+    dim = dim % x.dim()
+    for i, (a, b) in enumerate(zip(t[x], t[index], strict=True)):
+        if i == dim or a.size != b.size:
+            freeze(a, "op:gather")
+            freeze(b, "op:gather")
+        else:
+            unify(a, b)
+    t[out] = t[index]
+
+
+def glu(t, out, x, dim=-1):
+    axes, dim = list(t[x]), dim % x.dim()
+    halves = cut(axes[dim], [out.shape[dim]] * 2)
+    if halves is None:
+        raise NotImplementedError("the halves do not align")
+    unify(*halves)
+    axes[dim] = halves[0]
+    t[out] = axes
+
+
+def new_constant(t, out, _x, *_args, **_kw):
+    t[out] = [fixed(n, "constant") for n in out.shape]  # the tracer knows better where the sizes have a source
+
+
+RULES = {
+    "embedding": embedding,
+    "index": index,
+    "_unsafe_index": index,
+    "index_select": index_select,
+    "gather": gather,
+    "glu": glu,
+    "new_zeros": new_constant,
+    "new_ones": new_constant,
+    "new_empty": new_constant,
+    "new_full": new_constant,
+    "new_empty_strided": new_constant,
+}

@@ -1,0 +1,238 @@
+"""Operations that move, cut, join or repeat axes."""
+
+import math
+
+from submodels.axes import Axis, concat, cut, fixed, freeze, product, regroup, split_factor, unify
+from submodels.rules.operands import resized, same
+
+
+def view(t, out, x, *_args, **_kw):
+    axes, sizes, got = list(t[x]), list(out.shape), []
+    while axes or sizes:  # the smallest blocks of old and new dimensions with equal products
+        old, new = axes[:1], sizes[:1]
+        del axes[:1], sizes[:1]
+        while (have := math.prod(a.size for a in old)) != (want := math.prod(new)):
+            source, block = (axes, old) if have < want else (sizes, new)
+            block.append(source.pop(0))
+        if len(old) == len(new) == 1:
+            got += old
+            continue
+        if not new:  # trailing size-1 dimensions dropped
+            continue
+        block = regroup(old, new)
+        if block is None:
+            for axis in old:
+                freeze(axis, "op:reshape")
+            block = [fixed(size, "op:reshape") for size in new]
+        got += block
+    t[out] = got
+
+
+def permute(t, out, x, dims):
+    t[out] = [t[x][d] for d in dims]
+
+
+def transpose(t, out, x, a, b):
+    axes = list(t[x])
+    axes[a], axes[b] = axes[b], axes[a]
+    t[out] = axes
+
+
+def transpose_2d(t, out, x):
+    t[out] = t[x][::-1]
+
+
+def unsqueeze(t, out, x, dim):
+    axes = list(t[x])
+    axes.insert(dim % out.dim(), fixed(1, "size 1"))
+    t[out] = axes
+
+
+def squeeze(t, out, x, dim=None):
+    dims = range(x.dim()) if dim is None else [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+    t[out] = [axis for i, axis in enumerate(t[x]) if not (i in dims and axis.size == 1)]
+
+
+def expand(t, out, x, *_args, **_kw):
+    # A broadcast axis has as many positions as whoever meets it wants: a fresh axis, bound by what follows.
+    old = [None] * (out.dim() - x.dim()) + list(t[x])
+    t[out] = [a if a is not None and a.size == n else Axis(n) for a, n in zip(old, out.shape, strict=True)]
+
+
+def repeat(t, out, x, repeats):
+    old = [fixed(1, "size 1")] * (out.dim() - x.dim()) + list(t[x])
+    t[out] = [
+        product([fixed(int(n), "repeat"), a]) if a.size > 1 else (a if n == 1 else Axis(int(n)))
+        for a, n in zip(old, repeats, strict=True)
+    ]
+
+
+def select(t, out, x, dim, index):
+    axes = list(t[x])
+    freeze(axes.pop(dim % x.dim()), "op:select")
+    t[out] = axes
+
+
+def unbind(t, out, x, dim=0):
+    axes = list(t[x])
+    freeze(axes.pop(dim % x.dim()), "op:unbind")
+    for o in out:
+        t[o] = axes
+
+
+def slice_(t, out, x, dim=0, start=None, end=None, step=1):
+    axes, dim = list(t[x]), dim % x.dim()
+    size, kept = x.shape[dim], out.shape[dim]
+    if kept != size:
+        start = 0 if start is None else max(start + size if start < 0 else start, 0)
+        runs = [n for n in (start, kept, size - start - kept) if n]
+        pieces = cut(axes[dim], runs) if step == 1 and kept else None
+        if pieces is None:
+            freeze(axes[dim], "op:slice")
+        axes[dim] = fixed(kept, "op:slice") if pieces is None else pieces[1 if start else 0]
+    t[out] = axes
+
+
+def split(t, out, x, _sizes, dim=0):
+    dim = dim % x.dim()
+    sizes = [o.shape[dim] for o in out]
+    pieces = cut(t[x][dim], sizes)
+    if pieces is None:
+        freeze(t[x][dim], "op:split")
+        pieces = [fixed(size, "op:split") for size in sizes]
+    for o, piece in zip(out, pieces, strict=True):
+        t[o] = [*t[x][:dim], piece, *t[x][dim + 1 :]]
+
+
+def cat(t, out, tensors, dim=0):
+    dim = dim % out.dim()
+    rows = [t[x] for x in tensors if x.dim() == out.dim()]
+    axes = list(rows[0])
+    for row in rows[1:]:
+        for i in range(out.dim()):
+            if i != dim:
+                unify(axes[i], row[i])
+    axes[dim] = concat([row[dim] for row in rows if row[dim].size])
+    t[out] = axes
+
+
+def stack(t, out, tensors, dim=0):
+    axes = list(t[tensors[0]])
+    for x in tensors[1:]:
+        same(t, axes, t[x])
+    axes.insert(dim % out.dim(), fixed(len(tensors), "op:stack"))
+    t[out] = axes
+
+
+def roll(t, out, x, shifts, dims=()):
+    for d in dims or range(x.dim()):
+        freeze(t[x][d], "op:roll")
+    t[out] = t[x]
+
+
+def flip(t, out, x, dims):
+    for d in dims:
+        freeze(t[x][d], "op:flip")
+    t[out] = t[x]
+
+
+def constant_pad_nd(t, out, x, *_args, **_kw):
+    t[out] = [resized(a, n, "op:pad") for a, n in zip(t[x], out.shape, strict=True)]
+
+
+def as_strided(t, out, x, *_args, **_kw):
+    if x.shape != out.shape or not x.is_contiguous():
+        raise NotImplementedError("as_strided that is more than an alias")
+    t[out] = t[x]
+
+
+def unfold(t, out, x, dim, _size, _step):
+    freeze(t[x][dim], "op:unfold")
+    t[out] = [resized(a, n, "op:unfold") for a, n in zip(t[x], out.shape, strict=False)] + [
+        fixed(out.shape[-1], "op:unfold")
+    ]
+
+
+def pixel_shuffle(t, out, x, factor):
+    channels = regroup([t[x][-3]], [out.shape[-3], factor * factor])
+    if channels is None:
+        raise NotImplementedError("channels do not factor")
+    freeze(channels[1], "op:pixel_shuffle")
+    t[out] = [*t[x][:-3], channels[0], *(fixed(n, "spatial") for n in out.shape[-2:])]
+
+
+def pixel_unshuffle(t, out, x, factor):
+    channels = product([t[x][-3], fixed(factor * factor, "op:pixel_unshuffle")])
+    t[out] = [*t[x][:-3], channels, *(fixed(n, "spatial") for n in out.shape[-2:])]
+
+
+def channel_shuffle(t, out, x, groups):
+    pair = split_factor(t[x][1], groups)
+    if pair is None:
+        raise NotImplementedError("channels do not factor")
+    freeze(pair[0], "op:channel_shuffle")
+    t[out] = [t[x][0], product(pair[::-1]), *t[x][2:]]
+
+
+def im2col(t, out, x, *_args, **_kw):
+    for axis in t[x][2:]:
+        freeze(axis, "spatial")
+    channels = product([t[x][1], fixed(out.shape[1] // x.shape[1], "kernel")])
+    t[out] = [t[x][0], channels, fixed(out.shape[2], "spatial")]
+
+
+def col2im(t, out, x, *_args, **_kw):
+    channels = regroup([t[x][1]], [out.shape[1], x.shape[1] // out.shape[1]])
+    if channels is None:
+        raise NotImplementedError("channels do not factor")
+    freeze(channels[1], "kernel")
+    t[out] = [t[x][0], channels[0], *(fixed(n, "spatial") for n in out.shape[2:])]
+
+
+RULES = {
+    "view": view,
+    "_unsafe_view": view,
+    "reshape": view,
+    "_reshape_alias": view,
+    "_reshape_copy": view,
+    "view_copy": view,
+    "permute": permute,
+    "transpose": transpose,
+    "swapaxes": transpose,
+    "t": transpose_2d,
+    "numpy_T": transpose_2d,
+    "mT": transpose_2d,
+    "unsqueeze": unsqueeze,
+    "squeeze": squeeze,
+    "expand": expand,
+    "broadcast_to": expand,
+    "expand_copy": expand,
+    "repeat": repeat,
+    "select": select,
+    "select_copy": select,
+    "unbind": unbind,
+    "slice": slice_,
+    "slice_copy": slice_,
+    "narrow": slice_,
+    "split": split,
+    "split_with_sizes": split,
+    "chunk": split,
+    "unsafe_split": split,
+    "unsafe_chunk": split,
+    "tensor_split": split,
+    "unsafe_split_with_sizes": split,
+    "cat": cat,
+    "concat": cat,
+    "stack": stack,
+    "roll": roll,
+    "flip": flip,
+    "constant_pad_nd": constant_pad_nd,
+    "as_strided": as_strided,
+    "unfold": unfold,
+    "pixel_shuffle": pixel_shuffle,
+    "pixel_unshuffle": pixel_unshuffle,
+    "channel_shuffle": channel_shuffle,
+    "native_channel_shuffle": channel_shuffle,
+    "im2col": im2col,
+    "col2im": col2im,
+}

@@ -1,0 +1,293 @@
+"""Follow integers through a run: which axis does a size measure?
+
+A size read from a tensor or stored in a module (``num_heads``, a split size, a shape) that is then used in a ``view``
+says which axis that integer measures, so that it can be changed along with the axis. A bare number in a ``view`` cannot
+be changed: it freezes the axis.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from submodels.axes import (
+    Axis,
+    aligned,
+    concat,
+    cut,
+    fixed,
+    freeze,
+    growth,
+    is_frozen,
+    product,
+    split_factor,
+    tag,
+    unify,
+)
+
+Attribute = tuple[str | int, ...]  # (module path, attribute name, position in a tuple, ...)
+
+
+class Traced(int):
+    """An integer that remembers what it measures: an axis, a module attribute, or a formula of such integers."""
+
+    axis: Axis | None
+    source: Attribute | None
+    formula: tuple[str, int, int] | None
+    owner: object
+
+    def __new__(cls, value: int, *, axis=None, source=None, formula=None, owner=None):
+        self = int.__new__(cls, value)
+        self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
+        return self
+
+    def __reduce__(self):
+        return int, (int(self),)
+
+
+def _arithmetic(name: str, symbol: str, swap: bool):
+    compute = getattr(int, name)
+
+    def operation(self, other):
+        value = compute(self, other)
+        if type(value) is not int:
+            return value  # NotImplemented, or a float
+        pair = (other, self) if swap else (self, other)
+        return Traced(value, formula=(symbol, *pair), owner=self.owner)
+
+    return operation
+
+
+for _symbol, _name in {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod"}.items():
+    setattr(Traced, f"__{_name}__", _arithmetic(f"__{_name}__", _symbol, swap=False))
+    setattr(Traced, f"__r{_name}__", _arithmetic(f"__r{_name}__", _symbol, swap=True))
+Traced.__neg__ = lambda self: Traced(-int(self), formula=("-", 0, self), owner=self.owner)
+
+
+class TracedShape(tuple):
+    """A shape of traced integers."""
+
+    def numel(self) -> int:
+        total = 1
+        for size in self:
+            total = total * size
+        return total
+
+
+_KIND = {"*": "product", "+": "sum"}
+_SHAPE = torch.Tensor.shape.__get__  # a new wrapper at each access: compare with ==
+_RESHAPE = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.expand, torch.broadcast_to}
+_SPLIT = {torch.split, torch.Tensor.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split}
+_CHUNK = {torch.chunk, torch.Tensor.chunk}
+_CONV = {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+_CONSTANT = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn}
+_NEW_CONSTANT = {torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_empty, torch.Tensor.new_full}
+
+
+class Sizes(TorchFunctionMode):
+    """Follows integers from where they are read to where they shape a tensor."""
+
+    def __init__(self, tracer: Mapping[Tensor, list[Axis]], heads: str):
+        super().__init__()
+        self.tracer, self.heads = tracer, heads
+        self.attributes: dict[Attribute, list[Axis]] = {}  # every axis a stored integer measures
+        self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
+        self._formulas: list[tuple[tuple[str, int, int], Axis]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func == _SHAPE:
+            return self._shape(args[0])
+        if func is torch.Tensor.size:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            return self._shape(args[0]) if dim is None else self._shape(args[0])[dim]
+        if func is torch.Tensor.numel:
+            return self._shape(args[0]).numel()
+        if func in _RESHAPE:
+            self._link_all(_sizes(args[1:], kwargs), out)
+        elif func is torch.Tensor.unflatten or func is torch.unflatten:
+            dim, sizes = args[1] % args[0].dim(), args[2]
+            for size, axis in zip(sizes, self.tracer[out][dim : dim + len(sizes)], strict=True):
+                self.link(size, axis)
+        elif func in _SPLIT or func is torch.Tensor.split_with_sizes:
+            self._split(out, *args[1:], **kwargs)
+        elif func in _CHUNK:
+            self._equal_parts(out, args[2] if len(args) > 2 else kwargs.get("dim", 0))
+        elif func is torch.Tensor.narrow or func is torch.narrow:
+            dim, start, length = args[1:]
+            self._slice(args[0], dim, start, start + length)
+        elif func is torch.Tensor.__getitem__:
+            self._getitem(args[0], args[1])
+        elif func in _CONV:
+            self._factor(args[0], args[6] if len(args) > 6 else kwargs.get("groups", 1))
+        elif func in (F.group_norm, torch.group_norm):
+            self._factor(args[0], args[1] if len(args) > 1 else kwargs["num_groups"])
+        elif func in (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm):
+            shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+            for size, axis in zip(shape, self.tracer[args[0]][-len(shape) :], strict=True):
+                self.link(size, axis)
+        elif func is F.scaled_dot_product_attention:
+            self._attention(args[0] if args else kwargs["query"])
+        elif func in _CONSTANT:
+            self._constant(out, _sizes(args, kwargs))
+        elif func in _NEW_CONSTANT:
+            self._constant(out, _sizes(args[1:], kwargs))
+        return out
+
+    def follow_attributes(self, model: nn.Module) -> None:
+        """Replace the integers stored in modules by traced ones that know where they are stored."""
+        for path, module in model.named_modules():
+            for key, value in vars(module).items():
+                if not key.startswith("_"):
+                    vars(module)[key] = self._sourced(value, (path, key))
+
+    def _sourced(self, value: Any, source: Attribute) -> Any:
+        if type(value) is int and value > 1:
+            return Traced(value, source=source, owner=self)
+        if type(value) in (tuple, list):
+            return type(value)(self._sourced(item, (*source, i)) for i, item in enumerate(value))
+        return value
+
+    def _shape(self, x: Tensor) -> TracedShape:
+        sizes = [Traced(axis.size, axis=axis, owner=self) for axis in self.tracer[x]]
+        return TracedShape(sizes)
+
+    def _link_all(self, sizes: tuple, out: Tensor) -> None:
+        if len(sizes) == out.dim():
+            for size, axis in zip(sizes, self.tracer[out], strict=True):
+                self.link(size, axis)
+
+    def _split(self, out, split_size_or_sections=None, dim=0, *, split_size=None, split_sizes=None) -> None:
+        sizes = next(s for s in (split_size_or_sections, split_size, split_sizes) if s is not None)
+        if isinstance(sizes, int):
+            self._equal_parts(out, dim)
+            self.link(sizes, self.tracer[out[0]][dim])
+        else:
+            for size, o in zip(sizes, out, strict=True):
+                self.link(size, self.tracer[o][dim])
+
+    def _equal_parts(self, parts, dim: int) -> None:
+        """``chunk`` and ``split(n)`` cut by counting: their parts must shrink alike at every width."""
+        axes = [self.tracer[part][dim] for part in parts]
+        if len({axis.size for axis in axes}) > 1:
+            for axis in axes:
+                freeze(axis, "op:chunk of unequal parts")
+        self._equal.append(axes)
+
+    def _slice(self, x: Tensor, dim: int, start: Any, stop: Any) -> None:
+        """The boundaries of a slice measure runs of the axis; literal boundaries freeze it."""
+        axis = self.tracer[x][dim]
+        if is_frozen(axis):
+            return
+        for edge in (start, stop):
+            if edge is None or edge == 0 or edge >= axis.size or -edge >= axis.size:
+                continue
+            place = edge % axis.size
+            pieces = cut(axis, [place, axis.size - place])
+            if pieces is None:
+                freeze(axis, "op:slice")
+            elif edge > 0:
+                self.link(edge, pieces[0])
+            else:
+                self.link(-edge, pieces[1])
+
+    def _getitem(self, x: Tensor, key: Any) -> None:
+        key = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(item, Tensor | list) for item in key):
+            return
+        used = sum(item is not None and item is not Ellipsis for item in key)
+        dim = 0
+        for item in key:
+            if item is Ellipsis:
+                dim += x.dim() - used
+            elif item is not None:
+                if isinstance(item, slice) and item.step in (None, 1):
+                    self._slice(x, dim, item.start, item.stop)
+                dim += 1
+
+    def _factor(self, x: Tensor, groups: int) -> None:
+        """``groups`` counts the leading factor of the channels."""
+        if groups > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
+            self.link(groups, pair[0])
+
+    def _attention(self, query: Tensor) -> None:
+        """Fused attention takes its scale from the head's own width, which therefore does not scale by default."""
+        heads, inner = self.tracer[query][-3], self.tracer[query][-1]
+        tag(heads, "heads")
+        if self.heads == "whole":
+            freeze(inner, "head_dim")
+        else:
+            tag(inner, "op:scaled_dot_product_attention")
+
+    def _constant(self, out: Tensor, sizes: tuple) -> None:
+        """A constant tensor has an axis of its own wherever its size has a source."""
+        if len(sizes) != out.dim():
+            return
+        self.tracer[out] = [
+            Axis(n) if isinstance(size, Traced) else fixed(n, "constant")
+            for size, n in zip(sizes, out.shape, strict=True)
+        ]
+        self._link_all(sizes, out)
+
+    def link(self, size: Any, axis: Axis) -> None:
+        """Record that an integer measures an axis; a number without a source freezes it."""
+        if not isinstance(size, int) or size <= 1 or size != axis.size:
+            return
+        if not isinstance(size, Traced) or size.owner is not self:
+            freeze(axis, "literal size in the code")
+            return
+        if size.axis is not None:
+            self._equal.append([size.axis, axis])
+        if size.source is not None:
+            self.attributes.setdefault(size.source, []).append(axis)
+        if size.formula is not None:
+            self._formulas.append((size.formula, axis))
+
+    def _measured(self, size: int) -> Axis | None:
+        """The axis an integer is known to measure; a plain number measures a fixed one."""
+        if not isinstance(size, Traced):
+            return fixed(size, "literal size in the code")
+        return size.axis or next(iter(self.attributes.get(size.source, ())), None)
+
+    def _solve(self, formula: tuple[str, int, int], axis: Axis) -> None:
+        """Say what the integers of a formula measure, given what its value does."""
+        symbol, left, right = formula
+        if symbol in "*+" and min(left, right) > 0:
+            for size, part in zip((left, right), aligned(axis, [left, right], _KIND[symbol]) or (), strict=False):
+                self.link(size, part)
+        other = self._measured(right)
+        if symbol == "//" and left == right * axis.size and other is not None:
+            self.link(left, product([other, axis]))  # E // num_heads used as head_dim: E is (num_heads head_dim)
+        if symbol == "-" and right > 0 and other is not None:
+            self.link(left, concat([other, axis]))
+
+    def finish(self) -> None:
+        """Use what only the whole run can tell: formulas, and sizes that must stay equal."""
+        while self._formulas:
+            self._solve(*self._formulas.pop(0))
+        for axes in self._alike():
+            for axis in axes[1:]:
+                if axis.size == axes[0].size and growth(axis) != growth(axes[0]):
+                    unify(axes[0], axis)
+
+    def freeze_unequal(self) -> None:
+        """The last resort for sizes that would still come apart at some width."""
+        for axes in self._alike():
+            if any(growth(axis) != growth(axes[0]) for axis in axes[1:]):
+                for axis in axes:
+                    freeze(axis, "sizes that would come apart", force=True)
+
+    def _alike(self) -> list[list[Axis]]:
+        return self._equal + list(self.attributes.values())
+
+
+def _sizes(args: tuple, kwargs: Mapping) -> tuple:
+    if not args:
+        args = (kwargs.get("shape", kwargs.get("size", ())),)
+    if isinstance(args[0], tuple | list):
+        args = tuple(args[0])
+    return tuple(args)
