@@ -55,7 +55,7 @@ def needs(cost: Cost) -> dict[str, float]:
 def largest(cost_of: Callable[[float], Cost], budget: Budget, widths: Iterable[float]) -> float:
     """The largest of the widths whose cost fits the budget; the answer itself was priced, never inferred.
 
-    The search is binary, since costs do not fall as the width grows: of a thousand widths, eleven are priced.
+    The search is binary, since costs do not fall as the width grows: of a thousand widths, twelve are priced.
 
     Args:
         cost_of: the cost of a width.
@@ -68,10 +68,12 @@ def largest(cost_of: Callable[[float], Cost], budget: Budget, widths: Iterable[f
         0.5
     """
     ordered = _ordered(widths)
+    if budget.fits(cost_of(ordered[-1])):
+        return ordered[-1]
     smallest = cost_of(ordered[0])
     if not budget.fits(smallest):
         raise ValueError(_refusal(ordered[0], smallest, budget))
-    fitting, broken = 0, len(ordered)  # positions: the first is known to fit, the second is known, or taken, not to
+    fitting, broken = 0, len(ordered) - 1  # positions: the first is known to fit, the second not to
     while broken - fitting > 1:
         middle = (fitting + broken) // 2
         if budget.fits(cost_of(ordered[middle])):
@@ -105,8 +107,9 @@ _MEANS = {
 def _refusal(width: float, cost: Cost, budget: Budget) -> str:
     """One sentence: what does not fit, what the smallest sub-model needs, and what to do."""
     broken, need, limits = budget.excess(cost), needs(cost), budget.limits()
-    remedies = [f"raise {name} to {_rounded_up(need[name])}" for name in broken]
-    remedy = " and ".join(remedies) + (" or lower the batch size" if list(broken) == ["train_mb"] else "")
+    remedy = "raise " + " and ".join(f"{name} to {_rounded_up(need[name])}" for name in broken)
+    if list(broken) == ["train_mb"]:
+        remedy += " or lower the batch size"
     return (
         f"no width fits {' and '.join(f'{name}={limits[name]:g}' for name in broken)}: "
         f"the smallest sub-model (width {width:.4g}) needs "

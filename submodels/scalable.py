@@ -14,11 +14,12 @@ from submodels.cost import Cost, count
 from submodels.extractors import Extractor, Static, as_extractor
 from submodels.indexset import IndexSet
 from submodels.selfcheck import runnable
-from submodels.skeleton import named_tensors
+from submodels.skeleton import named_tensors, on_meta
 from submodels.template import Template
 from submodels.verify import Report, verify
 
 log = logging.getLogger(__name__)
+_MOST_INDICES = 32  # index sets remembered; the clients of a round share a handful
 
 
 class ScalableModel:
@@ -61,6 +62,8 @@ class ScalableModel:
         for note in self.axis_map.notes:
             log.warning("%s: %s", type(model).__name__, note)
         self._templates: dict[tuple[int, ...], Template] = {}
+        self._indices: dict[IndexSet, IndexSet] = {}
+        self._costs: dict[tuple, Cost] = {}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -74,7 +77,15 @@ class ScalableModel:
         self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
     ) -> IndexSet:
         """The channels that a sub-model of this width keeps."""
-        return _index(self.axis_map, self.sizes, width, extractor, round=round, client=client)
+        return self.shared(_index(self.axis_map, self.sizes, width, extractor, round=round, client=client))
+
+    def shared(self, index: IndexSet) -> IndexSet:
+        """The equal index set used last time, if it is still here: it knows already how tensors are cut."""
+        known = self._indices.pop(index, index)
+        self._indices[known] = known  # last used, last in line
+        if len(self._indices) > _MOST_INDICES:
+            del self._indices[next(iter(self._indices))]
+        return known
 
     def extract(
         self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
@@ -91,11 +102,15 @@ class ScalableModel:
 
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
         """The sub-model that keeps the channels of an index set."""
-        module = self.template(index.counts).filled({n: index.gather(n, x) for n, x in self.tensors().items()})
+        module = self.template_of(index.counts).filled({n: index.gather(n, x) for n, x in self.tensors().items()})
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 
-    def template(self, counts: Sequence[int]) -> Template:
-        """The empty sub-model that keeps so many channels of every group; made once."""
+    def template(self, width: float) -> nn.Module:
+        """The empty sub-model of a width, on the meta device: shapes without memory."""
+        return on_meta(self.template_of(self.axis_map.counts(width)).module)
+
+    def template_of(self, counts: Sequence[int]) -> Template:
+        """The template that keeps so many channels of every group; made once."""
         counts = tuple(counts)
         if counts not in self._templates:
             self._templates[counts] = Template.of(self.model, self.axis_map, counts)
@@ -116,11 +131,18 @@ class ScalableModel:
 
     def cost(self, width: float, batch_size: int = 32, optimizer: str = "sgd") -> Cost:
         """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it."""
-        module = self.template(self.axis_map.counts(width)).module
-        return count(module, self.example_inputs, self.example_kwargs, batch_size=batch_size, optimizer=optimizer)
+        key = (self.axis_map.counts(width), batch_size, optimizer)
+        if key not in self._costs:
+            module = self.template_of(key[0]).module
+            self._costs[key] = count(
+                module, self.example_inputs, self.example_kwargs, batch_size=batch_size, optimizer=optimizer
+            )
+        return self._costs[key]
 
-    def fit(self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"):
-        """The largest width that fits a budget: any, or one of a grid."""
+    def fit(
+        self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"
+    ) -> float:
+        """The largest width that fits a budget: of all, or of a grid of widths."""
         return largest(lambda width: self.cost(width, batch_size, optimizer), budget, widths or self.axis_map.widths())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -166,8 +188,8 @@ class Submodel:
         self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
     ) -> "Submodel":
         """A sub-model of this sub-model, of its present weights; ``width`` is a fraction of the *global* model."""
-        inner = _index(self.axis_map, self.sizes, width, extractor, round=round, client=client)
-        template = self.scalable.template(inner.counts)
+        inner = self.scalable.shared(_index(self.axis_map, self.sizes, width, extractor, round=round, client=client))
+        template = self.scalable.template_of(inner.counts)
         module = template.filled({name: inner.gather(name, x) for name, x in self.tensors().items()})
         return Submodel(module, self.index.compose(inner), inner, self.scalable, width)
 

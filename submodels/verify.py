@@ -150,11 +150,11 @@ def _round_trips(name: str, whole: Tensor, part: Tensor, index) -> bool:
 def _relative(a: Tensor, b: Tensor, scale: float, what: str) -> float:
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         raise RuntimeError(f"{what} is not finite")
-    return float((a - b).abs().max()) / (scale + 1e-30) if a.numel() else 0.0
+    return float((a - b).detach().abs().max()) / (scale + 1e-30) if a.numel() else 0.0
 
 
 def _largest(tensors: Sequence[Tensor]) -> float:
-    return max((float(x.abs().max()) for x in tensors if x.numel()), default=0.0)
+    return max((float(x.detach().abs().max()) for x in tensors if x.numel()), default=0.0)
 
 
 def _run(module: nn.Module, inputs: tuple, kwargs: dict, neutral: "_NeutralNorms") -> list[Tensor]:
