@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 ARGS   ?=
-TRAIN  ?= examples/slice_your_model.py
+TRAIN  ?= examples/federate_widths.py
 BENCH  ?= bench/extraction.py
 VENV   := .venv/bin/python
 
@@ -22,7 +22,7 @@ setup: ## make or repair .venv
 test: lint ## check the style, then run every test (ARGS go to pytest)
 	$(VENV) -m pytest $(ARGS)
 
-train: setup ## cut a sub-model out of a timm model, train it a step and write it back
+train: setup ## train one model on clients of five sizes (digits, under a minute), with a table and a picture
 	$(VENV) $(TRAIN) $(ARGS)
 
 bench: setup ## time extraction and write-back against the naive version

@@ -16,7 +16,7 @@ _HOME = {
     "Rolling": "extractors",
     "Importance": "extractors",
     "IndexSet": "indexset",
-    "average": "average",
+    "average": "averaging",
     "Budget": "budget",
     "Cost": "cost",
     "recalibrate": "norms",
@@ -26,7 +26,8 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str):
     if name in _HOME:
-        return getattr(importlib.import_module(f"submodels.{_HOME[name]}"), name)
+        globals()[name] = getattr(importlib.import_module(f"submodels.{_HOME[name]}"), name)
+        return globals()[name]
     raise AttributeError(f"module 'submodels' has no attribute {name!r}")
 
 

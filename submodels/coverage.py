@@ -27,6 +27,9 @@ _SIZE_WORDS = (
     "s t 18 14 100 11 121 base b"
 ).split()
 
+# Families without a small member: two of their blocks, all alike, say as much as thirty.
+_SHALLOWER = {"deepseek_vit_412m": {"depth": 2}, "gemma4_vit_167m_enc": {"depth": 2}}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -97,7 +100,7 @@ def _build(name: str) -> tuple[torch.nn.Module, int]:
     if kind == "timm":
         import timm
 
-        model = timm.create_model(name, num_classes=1000)
+        model = timm.create_model(name, num_classes=1000, **_SHALLOWER.get(name, {}))
         return model, model.default_cfg["input_size"][-1]
     import torchvision
 
