@@ -44,6 +44,17 @@ class Traced(int):
         self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
         return self
 
+    def __eq__(self, other):
+        equal = int.__eq__(self, other)
+        if equal is True and isinstance(other, Traced) and self.owner is other.owner:
+            self.owner.found_equal(self, other)  # a check such as x.size(-1) == self.input_size
+        return equal
+
+    def __ne__(self, other):
+        return not self == other
+
+    __hash__ = int.__hash__
+
     def __reduce__(self):
         return int, (int(self),)
 
@@ -96,6 +107,7 @@ class Sizes(TorchFunctionMode):
         self.attributes: dict[Attribute, list[Axis]] = {}  # every axis a stored integer measures
         self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
         self._formulas: list[tuple[tuple[str, int, int], Axis]] = []
+        self._checked: list[tuple[Traced, Traced]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -247,6 +259,10 @@ class Sizes(TorchFunctionMode):
         if size.formula is not None:
             self._formulas.append((size.formula, axis))
 
+    def found_equal(self, a: Traced, b: Traced) -> None:
+        """The model compared two sizes and found them equal: they must stay so."""
+        self._checked.append((a, b))
+
     def _measured(self, size: int) -> Axis | None:
         """The axis an integer is known to measure; a plain number measures a fixed one."""
         if not isinstance(size, Traced):
@@ -269,6 +285,10 @@ class Sizes(TorchFunctionMode):
         """Use what only the whole run can tell: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
+        for a, b in self._checked:
+            for known, size in ((self._measured(a), b), (self._measured(b), a)):
+                if known is not None:
+                    self.link(size, known)
         for axes in self._alike():
             for axis in axes[1:]:
                 if axis.size == axes[0].size and growth(axis) != growth(axes[0]):

