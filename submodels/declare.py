@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from submodels.axes import Axis, concat, fixed, product
+from submodels.sizes import Attribute
 from submodels.skeleton import named_tensors
 from submodels.trace import Declared
 
@@ -42,38 +43,46 @@ def declare(model: nn.Module, patterns: Mapping[str, str]) -> Declared:
     """
     shapes = {name: tuple(x.shape) for name, x in named_tensors(model, aliases=True)}
     integers = _integers(model)
+    sources = {".".join(map(str, source)).lstrip("."): source for source in integers}
     names, tensors, attributes = _Names(), [], []
     for key, pattern in patterns.items():
         found = _matches(key, shapes)
         for name, captured in found:
             tensors.append((name, _parse(_fill(pattern, captured, key), name), shapes[name]))
         if not found:
-            found = _matches(key, integers)
+            found = _matches(key, sources)
             for path, captured in found:
-                attributes.append((path, _parse(_fill(pattern, captured, key), path), (integers[path],)))
+                attributes.append((path, _parse(_fill(pattern, captured, key), path), (integers[sources[path]],)))
         if not found:
             raise ValueError(f"declare: {key!r} names no parameter, buffer or integer attribute of this model")
     _solve_sizes([*tensors, *attributes], names)
-    return Declared(
-        tensors={
-            name: [_axis(t, n, names) for t, n in zip(terms, shape, strict=True)] for name, terms, shape in tensors
-        },
-        attributes={_attribute(path): _axis(terms[0], shape[0], names) for path, terms, shape in attributes},
-    )
+    axes = {name: [_axis(t, n, names) for t, n in zip(terms, shape, strict=True)] for name, terms, shape in tensors}
+    measured = {sources[path]: _axis(terms[0], shape[0], names) for path, terms, shape in attributes}
+    return Declared(_under_every_name(model, axes), measured)
 
 
-def _integers(model: nn.Module) -> dict[str, int]:
-    return {
-        f"{path}.{key}".lstrip("."): value
-        for path, module in model.named_modules()
-        for key, value in vars(module).items()
-        if type(value) is int and not key.startswith("_")
-    }
+def _under_every_name(model: nn.Module, axes: dict[str, list[Axis]]) -> dict[str, list[Axis]]:
+    """The axes of tied tensors under all their names, if they were declared under one."""
+    by_tensor = {id(x): axes[name] for name, x in named_tensors(model, aliases=True) if name in axes}
+    return {name: by_tensor[id(x)] for name, x in named_tensors(model, aliases=True) if id(x) in by_tensor}
 
 
-def _attribute(path: str) -> tuple[str, str]:
-    module, _, key = path.rpartition(".")
-    return module, key
+def _integers(model: nn.Module) -> dict[Attribute, int]:
+    """Attribute -> its value, for every integer stored in a module, also in tuples and lists."""
+    found: dict[Attribute, int] = {}
+
+    def look(source: Attribute, value) -> None:
+        if type(value) is int:
+            found[source] = value
+        elif type(value) in (tuple, list):
+            for i, item in enumerate(value):
+                look((*source, i), item)
+
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if not key.startswith("_"):
+                look((path, key), value)
+    return found
 
 
 def _matches(key: str, names: Mapping[str, object]) -> list[tuple[str, tuple[str, ...]]]:
@@ -84,7 +93,7 @@ def _matches(key: str, names: Mapping[str, object]) -> list[tuple[str, tuple[str
 def _fill(pattern: str, captured: tuple[str, ...], key: str) -> str:
     try:
         return pattern.format(*captured)
-    except (IndexError, KeyError) as error:
+    except (IndexError, KeyError, ValueError) as error:
         raise ValueError(f"declare: pattern {pattern!r} of {key!r} uses a placeholder that no '*' fills") from error
 
 
@@ -97,14 +106,31 @@ def _parse(pattern: str, name: str) -> list:
         elif token == ")":
             if len(stack) == 1:
                 raise ValueError(f"declare: pattern {pattern!r} of {name!r} closes a parenthesis it did not open")
-            group = stack.pop()
-            sums = "+" in group
-            stack[-1].append(["+" if sums else "*", *(part for part in group if part != "+")])
+            parts = stack.pop()
+            stack[-1].append(_grouped(parts, pattern, name))
+        elif token.isdigit() and int(token) == 0:
+            raise ValueError(f"declare: pattern {pattern!r} of {name!r} has a part of no positions")
         else:
             stack[-1].append(token)
     if len(stack) > 1:
         raise ValueError(f"declare: pattern {pattern!r} of {name!r} lacks a closing parenthesis")
+    if "+" in stack[0]:
+        raise ValueError(f"declare: pattern {pattern!r} of {name!r} has a sum outside parentheses; write (a + b)")
     return stack[0]
+
+
+def _grouped(parts: list, pattern: str, name: str) -> list:
+    """What stood in parentheses, as a product or a sum."""
+    if "+" not in parts:
+        return ["*", *parts]
+    if len(parts) % 2 == 0 or any((part == "+") != bool(i % 2) for i, part in enumerate(parts)):
+        raise ValueError(f"declare: pattern {pattern!r} of {name!r} mixes a sum and a product; use more parentheses")
+    return ["+", *parts[::2]]
+
+
+def _written(term) -> str:
+    """A parsed term as its author wrote it."""
+    return term if isinstance(term, str) else f"({(' ' if term[0] == '*' else ' + ').join(map(_written, term[1:]))})"
 
 
 def _solve_sizes(rows: list[tuple[str, list, tuple[int, ...]]], names: _Names) -> None:
@@ -123,7 +149,7 @@ def _solve_sizes(rows: list[tuple[str, list, tuple[int, ...]]], names: _Names) -
             known = _size(term, size, names)
             if known is None:
                 raise ValueError(
-                    f"declare: the sizes in {term!r} of {name!r} are not determined; declare the axis alone"
+                    f"declare: the sizes in {_written(term)} of {name!r} are not determined; declare the axis alone"
                 )
             if known != size:
                 raise ValueError(f"declare: an axis of {name!r} has {size} positions but its pattern has {known}")
@@ -150,6 +176,8 @@ def _learn(term, size: int, names: _Names, name: str) -> None:
         rest = [n for n in sizes if n is not None]
         whole = math.prod(rest) if term[0] == "*" else sum(rest)
         missing = size // whole if term[0] == "*" else size - whole
+        if missing < 1:
+            raise ValueError(f"declare: an axis of {name!r} has {size} positions, fewer than {_written(term)} needs")
         _learn(term[1 + sizes.index(None)], missing, names, name)
 
 

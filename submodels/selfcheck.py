@@ -15,6 +15,7 @@ from submodels.template import Template
 _WIDTHS = (1e-6, 0.5)  # one channel a group, and half of them
 
 
+@torch.random.fork_rng(devices=[])
 def runnable(model: nn.Module, axis_map: AxisMap, inputs: tuple, kwargs: Mapping[str, Any]) -> AxisMap:
     """The map with every group frozen whose cut does not run, with a note for each; an error if nothing can be cut."""
     check = _Check(model, inputs, kwargs)
@@ -77,7 +78,7 @@ class _Check:
             self.expected = {False: self._shapes(whole.eval())}
         except (NotImplementedError, RuntimeError):
             self.device = "cpu"
-            whole = _random(whole)
+            whole = _random(model)
             self.expected = {False: self._shapes(whole.eval())}
         try:
             self.expected[True] = self._shapes(whole.train())
@@ -88,7 +89,7 @@ class _Check:
         """What went wrong at the first width that does not run, or None."""
         for width in _WIDTHS:
             module = Template.of(self.model, axis_map, axis_map.counts(width)).module
-            module = module if self.device == "meta" else _random(module)
+            module = on_meta(module) if self.device == "meta" else _random(module)
             running = _watch(module)
             for training, expected in self.expected.items():
                 running.clear()

@@ -106,7 +106,7 @@ class Sizes(TorchFunctionMode):
         self.tracer, self.heads = tracer, heads
         self.attributes: dict[Attribute, list[Axis]] = {}  # every axis a stored integer measures
         self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
-        self._formulas: list[tuple[tuple[str, int, int], Axis]] = []
+        self._formulas: list[tuple[tuple[str, int, int], Axis, bool]] = []
         self._checked: list[tuple[Traced, Traced]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -129,21 +129,25 @@ class Sizes(TorchFunctionMode):
             self._split(out, *args[1:], **kwargs)
         elif func in _CHUNK:
             self._equal_parts(out, args[2] if len(args) > 2 else kwargs.get("dim", 0))
+        elif func in (torch.tensor_split, torch.Tensor.tensor_split):
+            self._tensor_split(out, *args, **kwargs)
         elif func is torch.Tensor.narrow or func is torch.narrow:
-            dim, start, length = args[1:]
-            self._slice(args[0], dim, start, start + length)
-        elif func is torch.Tensor.__getitem__:
-            self._getitem(args[0], args[1])
+            x, dim, start, length = arguments(args, kwargs, "input", "dim", "start", "length")
+            self._slice(x, dim, start, None)
+            self.link(length, self.tracer[out][dim], strict=True)
+        elif func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            self._index(args[0], args[1])
         elif func in _CONV:
-            self._factor(args[0], args[6] if len(args) > 6 else kwargs.get("groups", 1))
+            x, *_, groups = arguments(args, kwargs, "input", *["weight"] * 5, "groups")
+            self._factor(x, groups or 1)
         elif func in (F.group_norm, torch.group_norm):
-            self._factor(args[0], args[1] if len(args) > 1 else kwargs["num_groups"])
+            self._factor(*arguments(args, kwargs, "input", "num_groups"))
         elif func in (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm):
-            shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-            for size, axis in zip(shape, self.tracer[args[0]][-len(shape) :], strict=True):
+            x, shape = arguments(args, kwargs, "input", "normalized_shape")
+            for size, axis in zip(shape, self.tracer[x][-len(shape) :], strict=True):
                 self.link(size, axis)
         elif func is F.scaled_dot_product_attention:
-            self._attention(args[0] if args else kwargs["query"])
+            self._attention(*arguments(args, kwargs, "query"))
         elif func in _CONSTANT:
             self._constant(out, _sizes(args, kwargs))
         elif func in _NEW_CONSTANT:
@@ -161,7 +165,9 @@ class Sizes(TorchFunctionMode):
         if type(value) is int and value > 1:
             return Traced(value, source=source, owner=self)
         if type(value) in (tuple, list):
-            return type(value)(self._sourced(item, (*source, i)) for i, item in enumerate(value))
+            items = [self._sourced(item, (*source, i)) for i, item in enumerate(value)]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return type(value)(items)
         return value
 
     def _shape(self, x: Tensor) -> TracedShape:
@@ -177,10 +183,18 @@ class Sizes(TorchFunctionMode):
         sizes = next(s for s in (split_size_or_sections, split_size, split_sizes) if s is not None)
         if isinstance(sizes, int):
             self._equal_parts(out, dim)
-            self.link(sizes, self.tracer[out[0]][dim])
+            self.link(sizes, self.tracer[out[0]][dim], strict=True)
         else:
             for size, o in zip(sizes, out, strict=True):
-                self.link(size, self.tracer[o][dim])
+                self.link(size, self.tracer[o][dim], strict=True)
+
+    def _tensor_split(self, out, x: Tensor, indices=None, dim: int = 0, **kwargs) -> None:
+        indices = next((i for i in (indices, *kwargs.values()) if i is not None), None)
+        if isinstance(indices, int):
+            self._equal_parts(out, dim)
+        else:
+            for place in indices:
+                self._slice(x, dim, place, None)
 
     def _equal_parts(self, parts, dim: int) -> None:
         """``chunk`` and ``split(n)`` cut by counting: their parts must shrink alike at every width."""
@@ -203,11 +217,11 @@ class Sizes(TorchFunctionMode):
             if pieces is None:
                 freeze(axis, "op:slice")
             elif edge > 0:
-                self.link(edge, pieces[0])
+                self.link(edge, pieces[0], strict=True)
             else:
-                self.link(-edge, pieces[1])
+                self.link(-edge, pieces[1], strict=True)
 
-    def _getitem(self, x: Tensor, key: Any) -> None:
+    def _index(self, x: Tensor, key: Any) -> None:
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, Tensor | list) for item in key):
             return
@@ -228,8 +242,9 @@ class Sizes(TorchFunctionMode):
 
     def _attention(self, query: Tensor) -> None:
         """Fused attention takes its scale from the head's own width, which therefore does not scale by default."""
-        heads, inner = self.tracer[query][-3], self.tracer[query][-1]
-        tag(heads, "heads")
+        *batch, _, inner = self.tracer[query]
+        for axis in batch[-1:]:
+            tag(axis, "heads")
         if self.heads == "whole":
             freeze(inner, "head_dim")
         else:
@@ -245,9 +260,14 @@ class Sizes(TorchFunctionMode):
         ]
         self._link_all(sizes, out)
 
-    def link(self, size: Any, axis: Axis) -> None:
-        """Record that an integer measures an axis; a number without a source freezes it."""
-        if not isinstance(size, int) or size <= 1 or size != axis.size:
+    def link(self, size: Any, axis: Axis, *, strict: bool = False) -> None:
+        """Record that an integer measures an axis; a number without a source freezes it.
+
+        Args:
+            strict: freeze the axis as well if the integer comes from a formula that cannot be solved. A ``view`` of a
+                wrong size fails and is found out by the self-check; a slice of a wrong size is just wrong.
+        """
+        if not isinstance(size, int) or size < 1 or int(size) != axis.size:
             return
         if not isinstance(size, Traced) or size.owner is not self:
             freeze(axis, "literal size in the code")
@@ -257,7 +277,7 @@ class Sizes(TorchFunctionMode):
         if size.source is not None:
             self.attributes.setdefault(size.source, []).append(axis)
         if size.formula is not None:
-            self._formulas.append((size.formula, axis))
+            self._formulas.append((size.formula, axis, strict))
 
     def found_equal(self, a: Traced, b: Traced) -> None:
         """The model compared two sizes and found them equal: they must stay so."""
@@ -269,17 +289,21 @@ class Sizes(TorchFunctionMode):
             return fixed(size, "literal size in the code")
         return size.axis or next(iter(self.attributes.get(size.source, ())), None)
 
-    def _solve(self, formula: tuple[str, int, int], axis: Axis) -> None:
+    def _solve(self, formula: tuple[str, int, int], axis: Axis, strict: bool) -> None:
         """Say what the integers of a formula measure, given what its value does."""
         symbol, left, right = formula
-        if symbol in "*+" and min(left, right) > 0:
-            for size, part in zip((left, right), aligned(axis, [left, right], _KIND[symbol]) or (), strict=False):
-                self.link(size, part)
+        if symbol in "*+" and min(left, right) > 0 and (parts := aligned(axis, [left, right], _KIND[symbol])):
+            for size, part in zip((left, right), parts, strict=True):
+                self.link(size, part, strict=strict)
+            return
         other = self._measured(right)
-        if symbol == "//" and left == right * axis.size and other is not None:
-            self.link(left, product([other, axis]))  # E // num_heads used as head_dim: E is (num_heads head_dim)
-        if symbol == "-" and right > 0 and other is not None:
-            self.link(left, concat([other, axis]))
+        if symbol == "//" and int(left) == int(right) * axis.size and other is not None:
+            # E // num_heads used as head_dim: E is (num_heads head_dim)
+            self.link(left, product([other, axis]), strict=strict)
+        elif symbol == "-" and right > 0 and other is not None:
+            self.link(left, concat([other, axis]), strict=strict)
+        elif strict:
+            freeze(axis, "a size computed in a way that cannot be followed")
 
     def finish(self) -> None:
         """Use what only the whole run can tell: formulas, and sizes that must stay equal."""
@@ -303,6 +327,11 @@ class Sizes(TorchFunctionMode):
 
     def _alike(self) -> list[list[Axis]]:
         return self._equal + list(self.attributes.values())
+
+
+def arguments(args: tuple, kwargs: Mapping[str, Any], *names: str) -> list[Any]:
+    """The values of a call's leading parameters, given by position or by name; None where left out."""
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
 def _sizes(args: tuple, kwargs: Mapping) -> tuple:

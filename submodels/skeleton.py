@@ -76,18 +76,22 @@ def _is_immutable(value: Any) -> bool:
 
 
 def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an attribute; what two modules share, their copies share."""
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
     if kind in (dict, list, set, OrderedDict) and not value:
-        return kind()
-    if kind is dict:
-        if not key.startswith("_") and any(isinstance(item, Tensor) for item in value.values()):
-            return {}
-        return {name: item if _is_immutable(item) else _copied("_", item, memo) for name, item in value.items()}
-    if kind is list and all(map(_is_immutable, value)):
-        return list(value)
-    return copy.deepcopy(value, memo)
+        new = kind()
+    elif kind is dict and not key.startswith("_") and any(isinstance(item, Tensor) for item in value.values()):
+        new = {}
+    elif kind is dict:
+        new = {name: item if _is_immutable(item) else _copied("_", item, memo) for name, item in value.items()}
+    elif kind is list and all(map(_is_immutable, value)):
+        new = list(value)
+    else:
+        return copy.deepcopy(value, memo)
+    memo[id(value)] = new
+    return new
 
 
 def on_meta(module: nn.Module) -> nn.Module:

@@ -74,6 +74,7 @@ class Tracer(TorchDispatchMode):
         return out
 
 
+@torch.random.fork_rng(devices=[])
 def trace(
     model: nn.Module, inputs: tuple, kwargs: Mapping[str, Any], declared: Declared, heads: str = "whole"
 ) -> Trace:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from submodels.extractors import Extractor, Rolling
+from submodels.sizes import arguments
 from submodels.skeleton import named_tensors, rebuild
 from submodels.template import Template
 
@@ -212,12 +213,12 @@ class _NeutralNorms(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm):
-            return _affine(*_arguments(args, kwargs, "input", "normalized_shape", "weight", "bias"))
+            return _affine(*arguments(args, kwargs, "input", "normalized_shape", "weight", "bias"))
         if func in (F.group_norm, torch.group_norm):
-            x, _, weight, bias = _arguments(args, kwargs, "input", "num_groups", "weight", "bias")
+            x, _, weight, bias = arguments(args, kwargs, "input", "num_groups", "weight", "bias")
             return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
         if func is F.batch_norm and (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None:
-            x, _, _, weight, bias = _arguments(args, kwargs, "input", "running_mean", "running_var", "weight", "bias")
+            x, _, _, weight, bias = arguments(args, kwargs, "input", "running_mean", "running_var", "weight", "bias")
             return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
         out = func(*args, **kwargs)
         if func in (torch.var, torch.Tensor.var, torch.std, torch.Tensor.std):  # a norm written by hand
@@ -228,10 +229,6 @@ class _NeutralNorms(TorchFunctionMode):
                 return out * (count / next(self.replay, count))
             self.record.append(count)
         return out
-
-
-def _arguments(args: tuple, kwargs: dict, *names: str) -> list:
-    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
 def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from submodels.axes import cut, fixed, freeze, unify
+from submodels.axes import Axis, cut, fixed, freeze, unify
 from submodels.rules.operands import resized
 
 
@@ -23,8 +23,9 @@ def index(t, out, x, indices):
     t[out] = [*t[x][: places[0]], *(fixed(n, "op:index") for n in shape), *t[x][places[-1] + 1 :]]
 
 
-def index_select(t, out, x, dim, _index):
-    freeze(t[x][dim], "op:index_select")
+def index_select(t, out, x, dim, index):
+    for axis in (t[x][dim], *t[index]):
+        freeze(axis, "op:index_select")
     t[out] = [resized(a, n, "op:index_select") for a, n in zip(t[x], out.shape, strict=True)]
 
 
@@ -50,7 +51,8 @@ def glu(t, out, x, dim=-1):
 
 
 def new_constant(t, out, _x, *_args, **_kw):
-    t[out] = [fixed(n, "constant") for n in out.shape]  # the tracer knows better where the sizes have a source
+    # Made inside an operation, its sizes follow the operands; where the model's code makes it, `Sizes` knows better.
+    t[out] = [Axis(n) for n in out.shape]
 
 
 RULES = {

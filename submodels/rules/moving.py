@@ -49,8 +49,9 @@ def unsqueeze(t, out, x, dim):
 
 
 def squeeze(t, out, x, dim=None):
-    dims = range(x.dim()) if dim is None else [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
-    t[out] = [axis for i, axis in enumerate(t[x]) if not (i in dims and axis.size == 1)]
+    axes = t[x]  # x itself may have lost the axis already: squeeze_ works in place
+    dims = range(len(axes)) if dim is None else [d % len(axes) for d in ([dim] if isinstance(dim, int) else dim)]
+    t[out] = [axis for i, axis in enumerate(axes) if not (i in dims and axis.size == 1)]
 
 
 def expand(t, out, x, *_args, **_kw):
@@ -136,12 +137,20 @@ def flip(t, out, x, dims):
     t[out] = t[x]
 
 
-def constant_pad_nd(t, out, x, *_args, **_kw):
-    t[out] = [resized(a, n, "op:pad") for a, n in zip(t[x], out.shape, strict=True)]
+def constant_pad_nd(t, out, x, pad, *_args, **_kw):
+    axes = list(t[x])
+    for k in range(len(pad) // 2):
+        if pad[2 * k] or pad[2 * k + 1]:
+            freeze(axes[-1 - k], "op:pad")
+            axes[-1 - k] = fixed(out.shape[-1 - k], "op:pad")
+    t[out] = axes
 
 
 def as_strided(t, out, x, *_args, **_kw):
-    if x.shape != out.shape or not x.is_contiguous():
+    moved = (
+        [i for i, n in enumerate(out.shape) if n > 1 and out.stride(i) != x.stride(i)] if x.dim() == out.dim() else [0]
+    )
+    if x.shape != out.shape or moved or out.storage_offset() != x.storage_offset():
         raise NotImplementedError("as_strided that is more than an alias")
     t[out] = t[x]
 
@@ -157,11 +166,14 @@ def pixel_shuffle(t, out, x, factor):
     channels = regroup([t[x][-3]], [out.shape[-3], factor * factor])
     if channels is None:
         raise NotImplementedError("channels do not factor")
-    freeze(channels[1], "op:pixel_shuffle")
+    for axis in (channels[1], *t[x][-2:]):
+        freeze(axis, "op:pixel_shuffle")
     t[out] = [*t[x][:-3], channels[0], *(fixed(n, "spatial") for n in out.shape[-2:])]
 
 
 def pixel_unshuffle(t, out, x, factor):
+    for axis in t[x][-2:]:
+        freeze(axis, "op:pixel_unshuffle")
     channels = product([t[x][-3], fixed(factor * factor, "op:pixel_unshuffle")])
     t[out] = [*t[x][:-3], channels, *(fixed(n, "spatial") for n in out.shape[-2:])]
 
@@ -186,6 +198,7 @@ def col2im(t, out, x, *_args, **_kw):
     if channels is None:
         raise NotImplementedError("channels do not factor")
     freeze(channels[1], "kernel")
+    freeze(t[x][2], "spatial")
     t[out] = [t[x][0], channels[0], *(fixed(n, "spatial") for n in out.shape[2:])]
 
 

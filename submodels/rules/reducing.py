@@ -41,7 +41,8 @@ def group_norm(t, out, x, weight, bias, _n, channels, _hw, groups, _eps):
             unify(t[vector][0], t[x][1])
     block, inner = Axis(groups), Axis(channels // groups)
     tag(block, "groups")
-    tag(inner, "norm:group_norm")
+    for axis in (inner, *t[x][2:]):
+        tag(axis, "norm:group_norm")
     unify(t[x][1], product([block, inner]))
     t[out[0]] = t[x]
     for o in out[1:]:
@@ -80,12 +81,16 @@ _OTHER_REDUCTIONS = (
 ).split()
 
 
-def ordered(t, out, x, *args, **kw):
-    ints = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
-    dim = kw.get("dim", ints[-1] if ints else -1)
-    freeze(t[x][dim], "op:ordered along this axis")
-    for o in outputs(out):
-        t[o] = [resized(a, n, "op:topk") for a, n in zip(t[x], o.shape, strict=True)]
+def _ordered(place: int) -> Callable[..., None]:
+    """A rule for an operation that orders or accumulates along the dimension given as its ``place``-th option."""
+
+    def order(t, out, x, *args, **kw):
+        dim = args[place] if len(args) > place else kw.get("dim", -1)
+        freeze(t[x][dim], "op:ordered along this axis")
+        for o in outputs(out):
+            t[o] = [resized(a, n, "op:topk") for a, n in zip(t[x], o.shape, strict=True)]
+
+    return order
 
 
 def _spatial(dims: int) -> Callable[..., None]:
@@ -106,8 +111,15 @@ _WINDOWS = (
     "mkldnn_adaptive_avg_pool{}d upsample_nearest{}d _upsample_nearest_exact{}d upsample_linear{}d "
     "upsample_bilinear{}d "
     "upsample_bicubic{}d _upsample_bilinear{}d_aa _upsample_bicubic{}d_aa upsample_trilinear{}d reflection_pad{}d "
-    "replication_pad{}d grid_sampler_{}d"
+    "replication_pad{}d"
 ).split()
+
+
+def grid_sampler(t, out, x, grid, *_args):
+    unify(t[x][0], t[grid][0])
+    for axis in (*t[x][2:], *t[grid][1:]):
+        freeze(axis, "spatial")
+    t[out] = [*t[x][:2], *(fixed(n, "spatial") for n in out.shape[2:])]
 
 
 def fft(t, out, x, dims, *_args):
@@ -126,8 +138,12 @@ def view_as_complex(t, out, x):
 
 
 RULES = {
+    "grid_sampler_2d": grid_sampler,
+    "grid_sampler_3d": grid_sampler,
     **{name: _reduction(name, mixes=False) for name in _SUMS},
     **{name: _reduction(name, mixes=True) for name in _OTHER_REDUCTIONS},
+    **{name: _ordered(0) for name in ("cumsum", "cumprod", "logcumsumexp", "sort")},
+    **{name: _ordered(1) for name in ("topk", "kthvalue")},
     **{name.format(dims): _spatial(dims) for dims in (1, 2, 3) for name in _WINDOWS},
     "native_batch_norm": batch_norm,
     "_native_batch_norm_legit": batch_norm,
@@ -145,12 +161,6 @@ RULES = {
     "_softmax": softmax,
     "_log_softmax": softmax,
     "_safe_softmax": softmax,
-    "cumsum": ordered,
-    "cumprod": ordered,
-    "sort": ordered,
-    "topk": ordered,
-    "kthvalue": ordered,
-    "logcumsumexp": ordered,
     "_fft_r2c": fft,
     "_fft_c2r": fft,
     "_fft_c2c": fft,
