@@ -1,6 +1,6 @@
 """Average of sub-models: every coordinate over those that cover it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ Update = tuple[Mapping[str, Tensor], IndexSet, float]
 
 
 def average(
-    w: Mapping[str, Tensor], updates: Sequence[Update], rows: Mapping[str, Tensor] | None = None
+    w: Mapping[str, Tensor], updates: Iterable[Update], rows: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     r"""The coverage-weighted mean of sub-models; coordinates nobody covers keep their value.
 
@@ -26,13 +26,17 @@ def average(
     Example:
         Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_average.py``.
     """
+    updates = list(updates)
+    stranger = next((name for name in rows or () if name not in w), None)
+    if stranger is not None:
+        raise ValueError(f"rows names {stranger!r}, which the global model does not have")
     for tensors, _, weight in updates:
         if not 0 <= weight < float("inf"):
             raise ValueError(f"the weight of an update is {weight}; it must be a finite number, zero or more")
         unknown = next((name for name in tensors if name not in w), None)
         if unknown is not None:
             raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
-    votes = {name: torch.as_tensor(mask).expand(len(updates), -1) for name, mask in (rows or {}).items()}
+    votes = {name: torch.as_tensor(mask).bool().expand(len(updates), -1) for name, mask in (rows or {}).items()}
     out = dict(w)
     for name, old in w.items():
         voters = [i for i, (tensors, _, weight) in enumerate(updates) if name in tensors and weight > 0]
@@ -55,9 +59,11 @@ def _sums(name: str, updates: Sequence[Update], votes: Tensor | None, like: Tens
     sums: dict[IndexSet, tuple[Tensor, Tensor]] = {}
     for i, (tensors, index, weight) in enumerate(updates):
         p = like.new_tensor(weight)
-        if votes is not None:
-            p = p * votes[i].to(like).reshape(-1, *[1] * (like.dim() - 1))
         part = tensors[name].detach().to(like) * p
+        if votes is not None:
+            vote = votes[i].to(like.device).reshape(-1, *[1] * (like.dim() - 1))
+            p = torch.where(vote, p, 0)
+            part = torch.where(vote, part, 0)  # not a product: what has no say may be anything
         if index in sums:
             part, p = part.add_(sums[index][0]), p + sums[index][1]
         sums[index] = (part, p)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -86,6 +87,8 @@ class AxisMap:
         """
         if heads not in ("whole", "dim"):
             raise ValueError(f"heads={heads!r} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{model!r} is not a model; give an nn.Module, such as torchvision.models.resnet18()")
         declared = declare_axes(model, declare or {})
         return cls._compiled(model, trace(model, as_tuple(example_inputs), example_kwargs or {}, declared, heads))
 
@@ -228,7 +231,7 @@ def as_tuple(inputs: Any) -> tuple:
 
 def check_width(width: float, sizes: Sequence[int]) -> None:
     """Refuse a width outside (0, 1]."""
-    if not isinstance(width, int | float) or isinstance(width, bool) or not 0 < width <= 1:  # NaN fails too
+    if not isinstance(width, Real) or isinstance(width, bool) or not 0 < width <= 1:  # NaN fails too
         narrowest = 1 / max(sizes, default=1)
         raise ValueError(
             f"width {width!r} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group "

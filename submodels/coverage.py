@@ -220,7 +220,7 @@ def write_table(rows: list[Row], path: Path) -> None:
         "# Coverage: what `submodels` can cut",
         "",
         "Made by `python -m submodels.coverage`: one small model of every timm and torchvision family, width 0.5,",
-        "rolling window, float64, random weights, 1000 classes, the image size each is made for. *Forward error*:",
+        "random channels, float64, random weights, 1000 classes, the image size each is made for. *Forward error*:",
         "extracted against masked model, relative, operations that count channels neutralised (`submodels/verify.py`).",
         "*Exact*: at most 1e-7 forward and 1e-6 in every gradient.",
         f"torch {torch.__version__}, timm {timm.__version__}, torchvision {torchvision.__version__}.",

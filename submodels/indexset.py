@@ -54,7 +54,8 @@ class IndexSet:
         return self.sizes, tuple(kept.numpy().tobytes() for kept in self.kept)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, IndexSet) and self.key == other.key
+        same_map = isinstance(other, IndexSet) and (self.axis_map is other.axis_map or self.axis_map == other.axis_map)
+        return same_map and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -80,9 +81,13 @@ class IndexSet:
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` with the kept part overwritten by ``tensor``, or with ``accumulate`` increased by it."""
         plan = self._plan(name, into)
+        if tuple(tensor.shape) != plan.part:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; this index set keeps a part of shape {plan.part}"
+            )
         if plan.blocks is None:
             grid = _grid(plan.indexed, into)
-            return into.index_put_(grid, tensor, accumulate=accumulate)
+            return into.index_put_(grid, tensor.to(into.dtype), accumulate=accumulate)
         for whole, part in plan.blocks:
             if accumulate:
                 into[whole] += tensor[part]
@@ -140,12 +145,13 @@ class _Plan:
     """How a tensor is cut: rectangles, or one index per scaled axis where there would be too many."""
 
     whole: tuple[int, ...]
+    part: tuple[int, ...]
     blocks: tuple[Block, ...] | None
     indexed: tuple[tuple[int, Tensor], ...]
 
 
 def _plan(terms: Sequence[Term], index: IndexSet) -> _Plan:
-    whole = tuple(term.size(index.sizes) for term in terms)
+    whole, part = (tuple(term.size(counts) for term in terms) for counts in (index.sizes, index.counts))
     indexed = tuple((i, term.index(index.kept, index.sizes)) for i, term in enumerate(terms) if scales(term))
     runs: list[list[tuple[slice, slice]]] = [[(slice(None), slice(None))] for _ in terms]
     count = 1
@@ -153,9 +159,9 @@ def _plan(terms: Sequence[Term], index: IndexSet) -> _Plan:
         runs[i] = _runs(positions)
         count *= len(runs[i])
         if count > _MOST_BLOCKS:
-            return _Plan(whole, None, indexed)
+            return _Plan(whole, part, None, indexed)
     blocks = tuple((tuple(r[0] for r in block), tuple(r[1] for r in block)) for block in itertools.product(*runs))
-    return _Plan(whole, blocks, indexed)
+    return _Plan(whole, part, blocks, indexed)
 
 
 def _runs(positions: Tensor) -> list[tuple[slice, slice]]:

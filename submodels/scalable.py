@@ -102,7 +102,7 @@ class ScalableModel:
 
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
         """The sub-model that keeps the channels of an index set."""
-        module = self.template_of(index.counts).filled({n: index.gather(n, x) for n, x in self.tensors().items()})
+        module = _cut(self.model, self.template_of(index.counts), index)
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 
     def template(self, width: float) -> nn.Module:
@@ -118,8 +118,8 @@ class ScalableModel:
 
     def embed(self, tensors: Mapping[str, Tensor], index: IndexSet) -> dict[str, Tensor]:
         """Sub-model tensors in the global shape, zero outside the mask: the adjoint of `extract`."""
-        whole = self.tensors()
-        return {name: index.scatter_(name, x.new_zeros(whole[name].shape), x) for name, x in tensors.items()}
+        shapes = {name: self.axis_map.shape(name, index.sizes) for name in tensors}
+        return {name: index.scatter_(name, x.new_zeros(shapes[name]), x) for name, x in tensors.items()}
 
     def write(self, sub: "Submodel") -> None:
         """Write a trained sub-model back into the global model; batch-norm statistics stay out."""
@@ -143,7 +143,8 @@ class ScalableModel:
         self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths."""
-        return largest(lambda width: self.cost(width, batch_size, optimizer), budget, widths or self.axis_map.widths())
+        grid = self.axis_map.widths() if widths is None else list(widths)
+        return largest(lambda width: self.cost(width, batch_size, optimizer), budget, grid)
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor of every parameter and buffer of the global model, detached."""
@@ -189,8 +190,7 @@ class Submodel:
     ) -> "Submodel":
         """A sub-model of this sub-model, of its present weights; ``width`` is a fraction of the *global* model."""
         inner = self.scalable.shared(_index(self.axis_map, self.sizes, width, extractor, round=round, client=client))
-        template = self.scalable.template_of(inner.counts)
-        module = template.filled({name: inner.gather(name, x) for name, x in self.tensors().items()})
+        module = _cut(self.module, self.scalable.template_of(inner.counts), inner)
         return Submodel(module, self.index.compose(inner), inner, self.scalable, width)
 
     def write(self, sub: "Submodel") -> None:
@@ -215,6 +215,18 @@ def _index(
             )
         kept.append(chosen)
     return IndexSet(axis_map, tuple(kept), own)
+
+
+def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:
+    """A fresh module with the kept part of a model's tensors; what is trained, and how, is as in the model now."""
+    tensors = {}
+    for name, x in named_tensors(model):
+        part = index.gather(name, x.detach())
+        tensors[name] = nn.Parameter(part, requires_grad=x.requires_grad) if isinstance(x, nn.Parameter) else part
+    module = template.filled(tensors)
+    for new, old in zip(module.modules(), model.modules(), strict=True):
+        new.training = old.training
+    return module
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ class _Check:
         whole = on_meta(model)
         try:
             self.expected = {False: self._shapes(whole.eval())}
-        except (NotImplementedError, RuntimeError):
+        except Exception:  # the trace found it runs on real tensors
             self.device = "cpu"
             whole = _random(model)
             self.expected = {False: self._shapes(whole.eval())}

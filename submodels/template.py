@@ -33,6 +33,9 @@ class Template:
             _update_layer(part)
         return cls(module)
 
+    def __reduce__(self):
+        return Template, (self.module,)  # a copy has tensors of its own
+
     def filled(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A fresh module with these tensors in it."""
         return self._skeleton.build({key: tensors[name] for name, key in self._names})

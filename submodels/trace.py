@@ -85,11 +85,8 @@ def trace(
     """
     try:
         result = _observe(on_meta(model), _to_meta(inputs), _to_meta(kwargs), declared, heads)
-    except (NotImplementedError, RuntimeError) as error:
-        note = f"does not run on the meta device ({_first_line(error)}); traced on real tensors"
-        real = rebuild(model, {id(x): x.detach().clone() for _, x in named_tensors(model)})
-        result = _observe(real, inputs, kwargs, declared, heads)
-        result.trace.notes.append(note)
+    except Exception as error:  # whatever a forward may raise
+        result = _observe_real(model, inputs, kwargs, declared, heads, error)
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
     axes = [axis for row in result.trace.axes.values() for axis in row] + list(result.trace.attributes.values())
@@ -98,6 +95,20 @@ def trace(
             choose_factors(axis, heads)
         result.sizes.freeze_unequal()
     return result.trace
+
+
+def _observe_real(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declared, heads: str, meta: Exception):
+    """The run on real tensors, for models that do not run on the meta device."""
+    real = rebuild(model, {id(x): x.detach().clone() for _, x in named_tensors(model)})
+    try:
+        result = _observe(real, inputs, kwargs, declared, heads)
+    except Exception as error:
+        raise ValueError(
+            f"{type(model).__name__} does not run on the example inputs ({_first_line(error)}); "
+            f"give example_inputs and example_kwargs as its forward takes them"
+        ) from error
+    result.trace.notes.append(f"does not run on the meta device ({_first_line(meta)}); traced on real tensors")
+    return result
 
 
 @dataclass

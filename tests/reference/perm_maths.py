@@ -1,0 +1,123 @@
+"""The mathematics of PERM typed out with lists and loops, in float64; shares nothing with the package.
+
+A vector is a list of floats, a matrix a list of rows.
+"""
+
+import math
+
+
+def project(x):
+    """Onto the simplex: lower all coordinates by the same amount, drop the negative ones, again until none is."""
+    active = list(range(len(x)))
+    while True:
+        tau = (math.fsum(x[j] for j in active) - 1) / len(active)
+        left = [j for j in active if x[j] > tau]
+        if left == active:
+            return [max(x[j] - tau, 0.0) if j in active else 0.0 for j in range(len(x))]
+        active = left
+
+
+def gradient(alpha, c, n, lam):
+    return [c[j] + 2 * lam * alpha[j] / n[j] for j in range(len(c))]
+
+
+def objective(alpha, c, n, lam):
+    return math.fsum(alpha[j] * c[j] + lam * alpha[j] ** 2 / n[j] for j in range(len(c)))
+
+
+def descend(c, n, lam, steps):
+    """Projected gradient descent with step 1 / L from uniform weights."""
+    alpha = [1 / len(c)] * len(c)
+    step = min(n) / (2 * lam)
+    for _ in range(steps):
+        slope = gradient(alpha, c, n, lam)
+        alpha = project([alpha[j] - step * slope[j] for j in range(len(c))])
+    return alpha
+
+
+def solve(c, n, lam):
+    """alpha_j = n_j (tau - c_j)+ / 2 lam, the level tau found by halving an interval."""
+    low, high = min(c), max(c) + 2 * lam / min(n)
+    for _ in range(200):
+        tau = (low + high) / 2
+        if math.fsum(n[j] * max(tau - c[j], 0.0) for j in range(len(c))) < 2 * lam:
+            low = tau
+        else:
+            high = tau
+    return [n[j] * max(high - c[j], 0.0) / (2 * lam) for j in range(len(c))]
+
+
+def kkt_violation(alpha, c, n, lam):
+    """How far a point is from a minimiser: feasible, one slope wherever there is weight, no smaller slope elsewhere."""
+    slope = gradient(alpha, c, n, lam)
+    wet = [slope[j] for j in range(len(c)) if alpha[j] > 0]
+    dry = [slope[j] for j in range(len(c)) if alpha[j] == 0]
+    out = [abs(math.fsum(alpha) - 1), max(wet) - min(wet), -min(alpha)]
+    return max(out + [max(wet) - s for s in dry])
+
+
+def pairwise(g):
+    """Squared distances of the rows."""
+    return [[math.fsum((a - b) ** 2 for a, b in zip(g_i, g_j, strict=True)) for g_j in g] for g_i in g]
+
+
+def noise(micro_gradients):
+    """Variance of the mean of m micro-gradients, all from equally many samples."""
+    m, d = len(micro_gradients), len(micro_gradients[0])
+    g = [math.fsum(row[k] for row in micro_gradients) / m for k in range(d)]
+    return math.fsum((row[k] - g[k]) ** 2 for row in micro_gradients for k in range(d)) / (m * (m - 1))
+
+
+def debias(zeta, q):
+    N = len(q)
+    return [[0.0 if i == j else max(0.0, zeta[i][j] - q[i] - q[j]) for j in range(N)] for i in range(N)]
+
+
+def noise_lam(q, n):
+    N = len(q)
+    return 0.2 * N * (math.fsum(n[i] * q[i] for i in range(N)) / N)
+
+
+def complexity_cost(vc, n, q, vc_weight):
+    N = len(q)
+    h = [math.sqrt(vc[j] / n[j]) for j in range(N)]
+    return [vc_weight * 2 * (sum(q) / N) * h[j] / (sum(h) / N) for j in range(N)]
+
+
+def weights(zeta, q, n, vc, vc_weight):
+    """The rule "noise" with the complexity term."""
+    D, extra = debias(zeta, q), complexity_cost(vc, n, q, vc_weight)
+    return [solve([D_ij + e for D_ij, e in zip(row, extra, strict=True)], n, noise_lam(q, n)) for row in D]
+
+
+def level(zeta, q, n):
+    N = len(q)
+    height = 0.5 * 2 * sum(q) / N
+    rows = [[n[j] * max(height - D_ij, 0.0) for j, D_ij in enumerate(row)] for row in debias(zeta, q)]
+    return [[a / sum(row) for a in row] for row in rows]
+
+
+def ring(sigma):
+    N = len(sigma)
+    return [[sigma[(i + j) % N] for j in range(N)] for i in range(N)]
+
+
+def schedule_faults(rounds, pairs):
+    """What is wrong with a schedule of the given pairs: an empty list if nothing is."""
+    faults, seen = [], []
+    for k, visits in enumerate(rounds):
+        models, hosts = [i for i, _ in visits], [j for _, j in visits]
+        if len(set(models)) < len(models):
+            faults.append(f"round {k} moves a model twice")
+        if len(set(hosts)) < len(hosts):
+            faults.append(f"round {k} uses a host twice")
+        seen += visits
+    if sorted(seen) != sorted(pairs):
+        faults.append("the visits are not the pairs, each once")
+    row, column = {}, {}
+    for i, j in pairs:
+        row[i] = row.get(i, 0) + 1
+        column[j] = column.get(j, 0) + 1
+    if len(rounds) != max(*row.values(), *column.values()):
+        faults.append(f"{len(rounds)} rounds")
+    return faults

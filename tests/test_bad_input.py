@@ -1,0 +1,282 @@
+"""Bad input is handled, or refused in one sentence that names what was received and what to do."""
+
+import logging
+import math
+import re
+
+import modules
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from submodels import AxisMap, Budget, Importance, Random, Rolling, ScalableModel, Static, zoo
+
+IMAGES = torch.zeros(modules.IMAGE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def scalable():
+    torch.manual_seed(0)
+    return ScalableModel(modules.SqueezeExcite(), IMAGES)
+
+
+def _refused(kind, act, *fragments):
+    """The message of an error of this kind, which is one line and holds the fragments."""
+    with pytest.raises(kind) as caught:
+        act()
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    for fragment in fragments:
+        assert fragment in message, message
+    return message
+
+
+# Width
+
+WRONG_WIDTHS = [0, 0.0, -0.5, 1.0001, 2, math.nan, math.inf, -math.inf, "0.5", None, True, [0.5]]
+
+
+@pytest.mark.parametrize("width", WRONG_WIDTHS, ids=repr)
+def test_a_width_outside_0_to_1_is_refused_with_the_smallest_there_is(scalable, width):
+    sub = scalable.extract(0.5)
+    for act in (
+        lambda: scalable.extract(width),
+        lambda: scalable.index(width, Random()),
+        lambda: sub.extract(width),
+        lambda: scalable.cost(width),
+        lambda: scalable.verify((width,)),
+        lambda: scalable.axis_map.share(width),
+    ):
+        _refused(ValueError, act, f"width {width!r} is outside (0, 1]", "one channel a group (width 0.0312)")
+
+
+@pytest.mark.parametrize("width", [np.float32(0.5), np.float64(0.5), np.float16(0.5)], ids=repr)
+def test_a_width_may_be_any_real_number(scalable, width):
+    assert scalable.extract(width).sizes == scalable.extract(0.5).sizes
+
+
+def test_the_smallest_width_it_names_keeps_one_channel_a_group(scalable):
+    message = _refused(ValueError, lambda: scalable.extract(0))
+    width = float(re.search(r"width (0\.\d+)\)", message).group(1))
+    assert scalable.extract(width).sizes == (1, 1, 1)
+
+
+def test_a_width_next_to_nothing_keeps_one_channel_a_group(scalable):
+    assert scalable.extract(1e-300).sizes == (1, 1, 1)
+
+
+# Extractor
+
+
+def test_an_extractor_of_an_unknown_name_is_refused_with_the_known_ones(scalable):
+    _refused(ValueError, lambda: scalable.extract(0.5, "fancy"), "'fancy'", "static, rolling, random")
+
+
+@pytest.mark.parametrize("extractor", [Static, Rolling, Random, Importance, None, 3, ("static",)], ids=repr)
+def test_what_is_no_extractor_is_refused_with_what_is(scalable, extractor):
+    for act in (lambda: scalable.extract(0.5, extractor), lambda: scalable.extract(0.5).extract(0.25, extractor)):
+        _refused(TypeError, act, repr(extractor), "Static(), Rolling(), Random(seed) or Importance.of(model)")
+
+
+# Models
+
+
+def test_a_model_that_returns_a_tuple_is_handled():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.head, self.value = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, x):
+            h = self.up(x).relu()
+            return self.head(h), self.value(h)
+
+    scalable = ScalableModel(Pair(), torch.zeros(2, 4))
+    assert scalable.verify().exact
+    out = scalable.extract(0.25).module(torch.zeros(5, 4))
+    assert type(out) is tuple
+    assert [tuple(x.shape) for x in out] == [(5, 3), (5, 1)]
+
+
+def test_a_model_with_two_inputs_is_handled():
+    scalable = ScalableModel(modules.TwoInputs(), (IMAGES, torch.tensor([0, 1])), {"gain": 2.0})
+    assert scalable.verify().exact
+    assert scalable.extract(0.25).sizes == (4,)
+
+
+def test_two_inputs_may_be_given_as_a_list():
+    assert ScalableModel(modules.TwoInputs(), [IMAGES, torch.tensor([0, 1])]).sizes == (16,)
+
+
+def test_a_literal_view_is_handled_and_reported():
+    torch.manual_seed(0)
+    scalable = ScalableModel(modules.LiteralView(), IMAGES)
+    assert scalable.axis_map.frozen_by["conv.weight", 0] == "literal size in the code"
+    assert scalable.axis_map.frozen_by["hidden.weight", 1] == "literal size in the code"
+    assert "kept whole (literal size in the code): conv.weight[0]" in scalable.axis_map.describe()
+    assert scalable.extract(0.5).module.hidden.weight.shape == (8, 8 * 16 * 16)
+    assert scalable.verify().exact
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (modules.NothingToCut, "literal size in the code"),
+        (lambda: zoo.build("logistic", in_channels=3, num_classes=10, image_size=16), "model output"),
+        (nn.Flatten, "no weights"),
+    ],
+    ids=["literal view", "logistic regression", "no weights"],
+)
+def test_a_model_with_nothing_to_cut_is_refused_with_reason_and_remedy(build, reason):
+    model = build()
+    message = _refused(ValueError, lambda: ScalableModel(model, IMAGES), type(model).__name__, reason, "declare=")
+    assert message.startswith("nothing in ")
+
+
+def test_a_model_that_is_frozen_by_requires_grad_is_cut_all_the_same():
+    model = modules.SqueezeExcite().requires_grad_(False)
+    scalable = ScalableModel(model, IMAGES)
+    assert not any(p.requires_grad for p in scalable.extract(0.5).module.parameters())
+    assert scalable.verify().exact
+
+
+def test_a_cut_that_does_not_run_is_not_made_and_says_so(caplog):
+    class Stubborn(nn.Module):
+        """Insists on the number of its hidden channels in a way no trace can see."""
+
+        def __init__(self):
+            super().__init__()
+            self.up, self.mid, self.head = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            h = self.up(x).relu()
+            if str(tuple(h.shape)).count("16") != 1:
+                raise RuntimeError("sixteen channels\nor none at all")
+            return self.head(self.mid(h).relu())
+
+    with caplog.at_level(logging.WARNING):
+        scalable = ScalableModel(Stubborn(), torch.zeros(2, 4))
+    assert scalable.sizes == (16,)
+    assert scalable.extract(0.25).module.up.weight.shape == (16, 4)
+    assert scalable.extract(0.25).module.mid.weight.shape == (4, 16)
+    (note,) = scalable.axis_map.notes
+    assert "sixteen channels" in note
+    assert "\n" not in note
+    assert note in caplog.text
+    assert scalable.verify().exact
+
+
+@pytest.mark.parametrize(
+    "model", [modules.SqueezeExcite, lambda x: x, None, "resnet18"], ids=["a class", "a function", "None", "a name"]
+)
+def test_what_is_no_model_is_refused(model):
+    _refused(TypeError, lambda: ScalableModel(model, IMAGES), "nn.Module")
+
+
+# Example inputs
+
+WRONG_INPUTS = {
+    "channels": (torch.zeros(2, 4, 16, 16), {}),
+    "axes": (torch.zeros(3, 16), {}),
+    "whole numbers": (torch.zeros(modules.IMAGE, dtype=torch.long), {}),
+    "one too many": ((IMAGES, IMAGES), {}),
+    "one too few": ((), {}),
+    "none": (None, {}),
+    "a word": ("image", {}),
+    "an array": (np.zeros(modules.IMAGE), {}),
+    "unknown keyword": (IMAGES, {"gain": 2.0}),
+}
+
+
+@pytest.mark.parametrize(("inputs", "kwargs"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs):
+    for act in (ScalableModel, AxisMap.trace):
+        _refused(ValueError, lambda act=act: act(modules.SqueezeExcite(), inputs, kwargs), "SqueezeExcite", "example")
+
+
+def test_a_model_that_fails_by_itself_is_refused_with_its_own_words():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(4, 16)
+
+        def forward(self, x):
+            raise ZeroDivisionError("no such luck")
+
+    _refused(ValueError, lambda: ScalableModel(Broken(), torch.zeros(2, 4)), "Broken", "no such luck")
+
+
+def test_heads_are_whole_or_dim():
+    _refused(ValueError, lambda: ScalableModel(modules.EinopsAttention(), IMAGES, heads="half"), "'half'", "'whole'")
+
+
+def test_a_declaration_of_a_tensor_that_does_not_exist_is_refused():
+    _refused(
+        ValueError, lambda: ScalableModel(modules.SqueezeExcite(), IMAGES, declare={"fc.weight": ". c"}), "'fc.weight'"
+    )
+
+
+# Budget
+
+
+def test_a_budget_nothing_fits_is_refused_with_the_smallest_need(scalable):
+    message = _refused(
+        ValueError, lambda: scalable.fit(Budget(train_mb=0.001), batch_size=4), "train_mb=0.001", "width 0.03125"
+    )
+    enough = float(re.search(r"raise train_mb to ([\d.]+)", message).group(1))
+    assert scalable.fit(Budget(train_mb=enough), batch_size=4) >= 1 / 32  # the remedy works
+
+
+def test_every_limit_that_is_broken_is_named(scalable):
+    message = _refused(ValueError, lambda: scalable.fit(Budget(train_mb=1e-5, mmacs=1e-6, wire_mb=1e-6), batch_size=4))
+    assert all(f"{name} to" in message for name in ("train_mb", "mmacs", "wire_mb"))
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, "24", True], ids=repr)
+def test_a_limit_that_is_none_is_refused(limit):
+    _refused(ValueError, lambda: Budget(train_mb=limit), f"train_mb {limit!r}")
+
+
+def test_a_budget_without_a_limit_is_refused():
+    _refused(ValueError, Budget, "train_mb, mmacs, wire_mb")
+
+
+def test_an_empty_grid_of_widths_is_refused_rather_than_replaced(scalable):
+    _refused(ValueError, lambda: scalable.fit(Budget(train_mb=100), widths=[]), "no widths")
+
+
+def test_a_grid_of_widths_may_be_an_array(scalable):
+    assert scalable.fit(Budget(train_mb=100), widths=np.array([0.25, 0.5])) == 0.5
+
+
+@pytest.mark.parametrize("width", [0, 1.5, math.nan], ids=repr)
+def test_a_grid_with_a_wrong_width_is_refused(scalable, width):
+    _refused(ValueError, lambda: scalable.fit(Budget(train_mb=100), widths=[0.5, width]), f"width {width!r}")
+
+
+# Sub-models and models that do not belong together
+
+
+def test_a_sub_model_of_another_model_is_not_written(scalable):
+    other = ScalableModel(modules.DenselyConnected(), IMAGES).extract(0.5)
+    before = {name: x.clone() for name, x in scalable.tensors().items()}
+    with pytest.raises((ValueError, KeyError)):
+        scalable.write(other)
+    assert all(torch.equal(x, before[name]) for name, x in scalable.tensors().items())
+
+
+def test_a_sub_model_of_the_global_model_is_not_written_into_a_sub_model(scalable):
+    outer, other = scalable.extract(0.75), scalable.extract(0.5)
+    before = {name: x.clone() for name, x in outer.tensors().items()}
+    _refused(ValueError, lambda: outer.write(other), "shape")
+    assert all(torch.equal(x, before[name]) for name, x in outer.tensors().items())
