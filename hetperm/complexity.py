@@ -1,0 +1,65 @@
+"""How much a client's architecture can express (section 3.3 of the paper, heterogeneous models)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def vc(num_params: int, num_layers: int) -> float:
+    r"""The VC dimension of a network of piecewise linear units, up to a constant.
+
+    .. math:: \mathrm{VC} = W L \log_2 W
+
+    Args:
+        num_params: W, weights and biases.
+        num_layers: L.
+
+    Example:
+        >>> vc(num_params=1024, num_layers=3)
+        30720.0
+    """
+    if num_params < 1 or num_layers < 1:
+        raise ValueError(
+            f"a network of {num_params} parameters in {num_layers} layers has no VC dimension; both are at least 1"
+        )
+    return num_params * num_layers * math.log2(num_params)
+
+
+def num_layers(module: nn.Module) -> int:
+    """The number of modules that own a weight of two or more dimensions.
+
+    Norms do not count, and a module that is used twice counts once.
+
+    Example:
+        >>> num_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
+        2
+    """
+    return sum(any(p.dim() >= 2 for p in owner.parameters(recurse=False)) for owner in module.modules())
+
+
+def vc_of(module: nn.Module) -> float:
+    """The VC dimension of a module's architecture; its weights may be anything, also on the meta device.
+
+    Example:
+        >>> vc_of(nn.Linear(15, 1))
+        64.0
+    """
+    return vc(sum(p.numel() for p in module.parameters()), num_layers(module))
+
+
+def term(vc: Tensor, n: Tensor) -> Tensor:
+    r"""The complexity term h of each client, :math:`h_j = \sqrt{\mathrm{VC}_j / n_j}`.
+
+    Args:
+        vc: (N,) VC dimension of the architecture of each client.
+        n: (N,) samples held by each client.
+
+    Example:
+        >>> term(torch.tensor([64.0, 64.0]), torch.tensor([4, 16]))
+        tensor([4., 2.], dtype=torch.float64)
+    """
+    vc, n = torch.as_tensor(vc, dtype=torch.float64), torch.as_tensor(n, dtype=torch.float64)
+    if not (vc.isfinite() & (vc >= 0)).all() or not (n > 0).all():
+        raise ValueError(f"the complexity term needs vc >= 0 and n > 0, not vc = {vc.tolist()} and n = {n.tolist()}")
+    return (vc / n).sqrt()

@@ -1,0 +1,168 @@
+"""How far apart the data of clients are, read from their gradients (section 3.1 of the paper, Algorithm A1)."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hetperm.randomness import generator_for
+
+COLUMNS = 8192  # coordinates that are multiplied in one go: what float32 adds up without losing digits
+ENTRIES = 2**24  # of one chunk of gradients
+
+
+def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
+    r"""Squared distances zeta between the gradients of clients, (N, N).
+
+    .. math:: \zeta_{ij} = \lVert g_i - g_j \rVert^2 = |g_i|^2 + |g_j|^2 - 2 g_i^\top g_j
+
+    The gradients are centred first, because what they have in common would swallow the digits of their differences,
+    and a chunk of coordinates is multiplied at a time. Symmetric, with a zero diagonal, and in the dtype of the
+    gradients (float32 at least). Relabelling the clients relabels the distances, bit for bit (in chunks: if the first
+    tells the clients apart).
+
+    Args:
+        gradients: (N, d), or chunks (N, d_k) of it one after another, e.g. one per parameter of the model.
+
+    Example:
+        >>> pairwise(torch.tensor([[1.0, 0.0], [1.0, 3.0], [4.0, 0.0]]))
+        tensor([[ 0.,  9.,  9.],
+                [ 9.,  0., 18.],
+                [ 9., 18.,  0.]])
+    """
+    gram = order = None
+    dtype = torch.float32
+    for chunk in [gradients] if isinstance(gradients, Tensor) else gradients:
+        chunk = _checked(chunk, N=None if gram is None else len(gram))
+        if chunk.shape[1] == 0:
+            continue
+        if gram is None:
+            gram = torch.zeros(len(chunk), len(chunk), dtype=torch.float64, device=chunk.device)
+            order = _order(chunk)
+        dtype = torch.promote_types(dtype, chunk.dtype)
+        for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
+            x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
+            x -= x.mean(0)
+            gram += x @ x.T
+        if not gram.isfinite().all():
+            raise ValueError(_not_finite(chunk))
+    if gram is None:
+        raise ValueError("there are no gradients to compare")
+    square = gram.diagonal()
+    zeta = (square[:, None] + square).sub_(gram + gram.T)  # the product need not be symmetric to the last bit
+    place = order.argsort()
+    return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[place[:, None], place]
+
+
+def _checked(chunk: Tensor, N: int | None) -> Tensor:
+    if chunk.dim() != 2 or len(chunk) == 0 or N not in (None, len(chunk)):
+        clients = f"{N} clients" if N else "clients"
+        raise ValueError(f"gradients of shape {tuple(chunk.shape)}; every chunk must be ({clients}, coordinates)")
+    return chunk.detach()
+
+
+def _order(gradients: Tensor) -> Tensor:
+    """Clients in the order of the bytes of their gradients: sums in it round alike however the clients are labelled."""
+    width = COLUMNS
+    while True:  # a few coordinates tell most clients apart
+        keys = [row.view(torch.uint8).cpu().numpy().tobytes() for row in gradients[:, :width].contiguous()]
+        if len(set(keys)) == len(keys) or width >= gradients.shape[1]:
+            return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device=gradients.device)
+        width *= 8
+
+
+def _not_finite(gradients: Tensor) -> str:
+    bad = (~gradients.isfinite().all(1)).nonzero().flatten().tolist()
+    if bad:
+        return f"the gradient of client {bad[0]} is not finite" + (f" (nor are {len(bad) - 1} others)" * (len(bad) > 1))
+    return f"gradients of up to {float(gradients.abs().max()):.1e} are too large to compare in {gradients.dtype}"
+
+
+def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
+    r"""A count-sketch of a gradient: every coordinate is added, with a random sign, to a random one of ``size`` sums.
+
+    Linear, and squared distances of sketches are those of the gradients on average over seeds, with a relative error
+    of about :math:`\sqrt{2 / \mathrm{size}}`. Sketches can be compared only if size and seed are the same.
+
+    Args:
+        gradient: (..., d).
+        size: numbers to send.
+        seed: decides signs and places; the same for all clients.
+
+    Example:
+        >>> sketch(torch.tensor([1.0, 2.0, 4.0]), size=4)
+        tensor([-4., -1.,  0., -2.])
+    """
+    if size < 1:
+        raise ValueError(f"a sketch of {size} numbers holds nothing; use 1 or more")
+    d = gradient.shape[-1]
+    generator = generator_for(seed, "sketch")
+    place = torch.randint(size, (d,), generator=generator).to(gradient.device)
+    sign = torch.randint(2, (d,), generator=generator).mul_(2).sub_(1).to(gradient.device)
+    rows = gradient.detach().reshape(-1, d)
+    sums = [place.bincount(weights=row.double() * sign, minlength=size) for row in rows]
+    out = torch.stack(sums) if sums else rows.new_zeros(0, size)
+    return out.to(gradient.dtype).reshape(*gradient.shape[:-1], size)
+
+
+def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
+    r"""The variance q of a client's mean gradient, estimated from the gradients of m micro-batches.
+
+    .. math:: q = \frac{1}{m - 1} \sum_b p_b \lVert g_b - g \rVert^2, \quad g = \sum_b p_b g_b,
+              \quad p_b = s_b \Big/ \sum_c s_c
+
+    With micro-batches of one size this is :math:`\sum_b |g_b - g|^2 / (m (m - 1))`. The variance of g_b falls as
+    1 / s_b, which makes the estimate unbiased for any sizes s_b. One micro-batch tells nothing: nan, for `fill_noise`.
+
+    Args:
+        micro_gradients: (m, d) gradient of the mean loss of each micro-batch.
+        sizes: (m,) samples in each; equal if left out.
+
+    Example:
+        >>> noise(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+        1.0
+        >>> noise(torch.tensor([[0.0], [4.0]]), sizes=torch.tensor([3, 1]))
+        3.0
+    """
+    m = len(micro_gradients)
+    if micro_gradients.dim() != 2 or m == 0:
+        raise ValueError(
+            f"micro-gradients of shape {tuple(micro_gradients.shape)}; the noise needs (batches, coordinates)"
+        )
+    if m == 1:
+        return math.nan
+    s = torch.ones(m) if sizes is None else torch.as_tensor(sizes)
+    if s.shape != (m,) or not (s > 0).all():
+        raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
+    x = micro_gradients.detach()
+    p = (s.double() / s.sum()).to(x.device)
+    g = (x * p[:, None].to(x.dtype)).sum(0)
+    squares = (x - g).square_().sum(1, dtype=torch.float64)
+    return float((p * squares).sum() / (m - 1))
+
+
+def fill_noise(q: Tensor, n: Tensor) -> Tensor:
+    r"""The variances q with the unknown ones, nan, filled in from the others: a client of one sample has no spread.
+
+    .. math:: q_i = \frac{1}{n_i} \operatorname{mean}_j (n_j q_j)
+
+    Args:
+        q: (N,) variance of each client's mean gradient, or nan.
+        n: (N,) samples held by each client.
+
+    Example:
+        >>> fill_noise(torch.tensor([2.0, float("nan")]), torch.tensor([8, 1]))
+        tensor([ 2., 16.])
+    """
+    unknown = q.isnan()
+    if not unknown.any():
+        return q
+    if unknown.all():
+        raise ValueError(
+            "no client has two samples, so the noise of their gradients is unknown; give regularization as a number"
+        )
+    n = torch.as_tensor(n, dtype=torch.float64, device=q.device)
+    known = (n * q)[~unknown].tolist()
+    one_sample = math.fsum(known) / len(known)  # fsum rounds once: the order of the clients does not matter
+    return torch.where(unknown, one_sample / n, q.double()).to(q.dtype)

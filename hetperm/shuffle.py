@@ -1,0 +1,134 @@
+"""Who hosts which model in which round of an epoch (Algorithm 2 of the paper, Shuffling Local SGD)."""
+
+import torch
+from torch import Tensor
+
+Round = list[tuple[int, int]]
+
+
+def ring(N: int, generator: torch.Generator) -> Tensor:
+    r"""The paper's visits of an epoch: the host of model i in round j, (N, N).
+
+    .. math:: \mathrm{ring}[i, j] = \sigma((i + j) \bmod N)
+
+    Every row and every column is a permutation of the clients: each model visits each host, one model a host a round.
+
+    Args:
+        N: clients.
+        generator: draws the permutation sigma.
+
+    Example:
+        >>> ring(3, torch.Generator().manual_seed(0))
+        tensor([[2, 0, 1],
+                [0, 1, 2],
+                [1, 2, 0]])
+    """
+    if N < 1:
+        raise ValueError(f"a ring of {N} clients has no visits; there must be at least one")
+    sigma = torch.randperm(N, generator=generator)
+    return sigma[(torch.arange(N)[:, None] + torch.arange(N)) % N]
+
+
+def rounds_of(ring: Tensor) -> list[Round]:
+    """The rounds of a ring as lists of (model i, host j), the form of `schedule`.
+
+    Args:
+        ring: (N, N) host of model i in each round.
+
+    Example:
+        >>> rounds_of(torch.tensor([[1, 0], [0, 1]]))
+        [[(0, 1), (1, 0)], [(0, 0), (1, 1)]]
+    """
+    return [list(enumerate(hosts)) for hosts in ring.T.tolist()]
+
+
+def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
+    """Rounds of visits (model i, host j) that hold each non-zero pair of ``alpha`` exactly once.
+
+    In a round no model and no host appears twice, and there are exactly as many rounds as the largest number of
+    non-zero entries in a row or a column: an edge colouring of the bipartite graph of models and hosts, which Koenig's
+    theorem says exists. A full alpha gives N rounds of N visits, like the ring.
+
+    Args:
+        alpha: (N, N) mixing weights, rows on the simplex, dense or sparse.
+        generator: shuffles the order in which visits are placed, and the rounds.
+
+    Example:
+        >>> alpha = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+        >>> schedule(alpha, torch.Generator().manual_seed(0))
+        [[(0, 1), (1, 0)], [(0, 0), (1, 1), (2, 2)]]
+    """
+    i, j = _visits(alpha)
+    N = len(alpha)
+    num_rounds = int(max(i.bincount().max(), j.bincount().max()))
+    shuffled = torch.randperm(len(i), generator=generator)
+    hosts = _colour(i[shuffled].tolist(), j[shuffled].tolist(), N, num_rounds)
+    order = torch.randperm(num_rounds, generator=generator).tolist()
+    return [[(i, j) for i, j in enumerate(hosts[c]) if j >= 0] for c in order]
+
+
+def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Models and hosts of the non-zero entries, row by row."""
+    if alpha.dim() != 2 or alpha.shape[0] != alpha.shape[1]:
+        raise ValueError(f"alpha has shape {tuple(alpha.shape)}; a schedule needs one row and one column per client")
+    alpha = alpha.detach().cpu()
+    if alpha.is_sparse:
+        alpha = alpha.coalesce()
+        (i, j), values = alpha.indices(), alpha.values()
+    else:
+        i, j = alpha.nonzero(as_tuple=True)
+        values = alpha[i, j]
+    wrong = ~(values.isfinite() & (values >= 0))
+    if wrong.any():
+        k = int(wrong.nonzero()[0])
+        raise ValueError(f"alpha[{int(i[k])}, {int(j[k])}] is {float(values[k])}; rows of alpha lie on the simplex")
+    i, j = i[values > 0], j[values > 0]
+    degree = i.bincount(minlength=len(alpha))
+    if len(alpha) == 0 or degree.min() == 0:
+        row = int(degree.argmin()) if len(alpha) else 0
+        raise ValueError(f"row {row} of alpha is all zero or missing; rows of alpha lie on the simplex")
+    return i, j
+
+
+def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> list[list[int]]:
+    """``host[c][i]``: where model i is in round c, or -1; one visit is placed after another, in the given order.
+
+    A visit goes into the first round in which both its model and its host are free. If there is none, take a round a
+    in which the model is free and a round b in which the host is. Starting with the visit that the host has in a,
+    move visits from a to b and, where that collides, from b to a, along a path that must end: then both are free in a.
+    It cannot come back to the model, which it would have to enter by a visit in a.
+    """
+    host = [[-1] * N for _ in range(num_rounds)]  # host[c][i], model[c][j]: who meets whom in round c
+    model = [[-1] * N for _ in range(num_rounds)]
+    free_model = [(1 << num_rounds) - 1] * N  # bit c: free in round c
+    free_host = list(free_model)
+    for i, j in zip(models, hosts):
+        common = free_model[i] & free_host[j]
+        if common:
+            bit = common & -common
+            c = bit.bit_length() - 1
+            host[c][i], model[c][j] = j, i
+            free_model[i] ^= bit
+            free_host[j] ^= bit
+            continue
+        bit_a, bit_b = free_model[i] & -free_model[i], free_host[j] & -free_host[j]
+        a, b = bit_a.bit_length() - 1, bit_b.bit_length() - 1
+        host_a, host_b, model_a, model_b = host[a], host[b], model[a], model[b]
+        free_model[i] ^= bit_a
+        free_host[j] ^= bit_b
+        moved, at = model_a[j], j
+        host_a[i], model_a[j] = j, i
+        while True:  # the visit of model `moved` at host `at` goes from round a to round b, where the host is free
+            pushed, host_b[moved], model_b[at] = host_b[moved], at, moved
+            host_a[moved] = pushed
+            if pushed < 0:
+                free_model[moved] ^= bit_a | bit_b
+                break
+            # the visit that the model had in round b goes to round a
+            after, model_a[pushed] = model_a[pushed], moved
+            if after < 0:
+                model_b[pushed] = -1
+                free_host[pushed] ^= bit_a | bit_b
+                break
+            moved, at = after, pushed
+    return host

@@ -1,0 +1,65 @@
+"""Randomness: every use has its own stream, the same everywhere."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetperm.randomness import generator_for, seed_for
+
+ROOT = Path(__file__).resolve().parent.parent
+
+KEYS = st.lists(st.integers(-3, 10) | st.text("ab'\", 1", max_size=3), max_size=3).map(tuple)
+
+
+def test_the_same_key_gives_the_same_stream():
+    one, two = (torch.rand(4, generator=generator_for(7, "visit", 3, 1)) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.slow
+def test_seeds_are_the_same_in_another_process_with_another_hash_seed():
+    code = "from hetperm.randomness import seed_for; print(seed_for(7, 'visit', 3, 'client'))"
+    environment = os.environ | {"PYTHONHASHSEED": "123"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stdout.strip() == str(seed_for(7, "visit", 3, "client")), done.stderr
+
+
+@given(KEYS, KEYS)
+def test_different_keys_have_different_seeds(one, two):
+    assert (seed_for(0, *one) == seed_for(0, *two)) == (one == two)
+
+
+def test_the_seed_the_order_and_the_kind_of_a_key_all_count():
+    seeds = [seed_for(0, "a", 1), seed_for(1, "a", 1), seed_for(0, 1, "a"), seed_for(0, "a", "1"), seed_for(0, "a1")]
+    assert all(a != b for a, b in itertools.combinations(seeds, 2))
+
+
+@given(st.integers(), KEYS)
+def test_every_seed_fits_torch_and_numpy(seed, key):
+    assert 0 <= seed_for(seed, *key) < 2**63
+
+
+def test_whole_numbers_of_numpy_and_torch_count_as_python_ones():
+    assert seed_for(np.int64(2), np.int32(5), torch.tensor(6)) == seed_for(2, 5, 6)
+
+
+def test_drawing_from_one_stream_leaves_the_others_and_the_global_one_alone():
+    state = torch.get_rng_state()
+    expected = torch.rand(3, generator=generator_for(0, "b"))
+    torch.rand(100, generator=generator_for(0, "a"))
+    assert torch.equal(torch.rand(3, generator=generator_for(0, "b")), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("part", [1.5, None, (1, 2)])
+def test_a_key_of_another_kind_is_refused(part):
+    with pytest.raises(TypeError, match="whole numbers and strings"):
+        seed_for(0, "visit", part)
