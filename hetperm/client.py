@@ -1,0 +1,140 @@
+"""A client: its private shard, the data it is scored on, and how much of the model it can hold."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class View(Sequence):
+    """Some rows of a pool that many clients share, read like the pair (x, y) and copied only when read.
+
+    Attributes:
+        pool: inputs (n, ...) and labels (n,), shared.
+        rows: (m,) which of them are seen, in this order.
+
+    Example:
+        >>> x, y = View((torch.eye(3), torch.tensor([7, 8, 9])), torch.tensor([2, 0]))
+        >>> y
+        tensor([9, 7])
+    """
+
+    pool: tuple[Tensor, Tensor]
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return 2  # it is a pair
+
+    def __getitem__(self, item: int) -> Tensor:
+        return self.pool[item][self.rows]
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, y) of at most ``size`` rows at a time, so that no more than that is copied."""
+        for rows in self.rows.split(size):
+            yield self.pool[0][rows], self.pool[1][rows]
+
+
+Pair = tuple[Tensor, Tensor] | View  # inputs (n, ...) and labels (n, ...)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One participant: what it trains on, what it is scored on, and how large a model it can hold.
+
+    Attributes:
+        train: inputs (n, ...) and labels (n, ...) of the private shard; labels are int64 classes or real numbers.
+        val: data to tune on; None where nothing is tuned.
+        test: data to score on; None for a client that is not scored.
+        width: the largest fraction of the global model's channels it can train, in (0, 1].
+        group: the known group its data come from, for reports only: no algorithm sees it.
+        key: what its randomness is derived from instead of its place in a list, so that relabelled clients give
+            relabelled results; None leaves the numbering to whoever runs the clients.
+
+    Example:
+        >>> Client(train=(torch.zeros(8, 60), torch.zeros(8, dtype=torch.long)), width=0.25).n_train
+        8
+    """
+
+    train: Pair
+    val: Pair | None = None
+    test: Pair | None = None
+    width: float = 1.0
+    group: int | None = None
+    key: int | None = None
+
+    def __post_init__(self):
+        for part, pair in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if pair is not None or part == "train":
+                fault = _fault(pair)
+                if fault:
+                    raise ValueError(f"{self._name}: {part} {fault}")
+        for part, pair in (("val", self.val), ("test", self.test)):
+            if pair is not None and _shape(pair) != _shape(self.train):
+                raise ValueError(
+                    f"{self._name}: an input of {part} has shape {_shape(pair)} and one of train {_shape(self.train)}"
+                )
+        if not 0 < self.width <= 1:
+            raise ValueError(f"{self._name}: width {self.width} is outside (0, 1]")
+        if not (self.key is None or isinstance(self.key, int)):
+            raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
+
+    @property
+    def n_train(self) -> int:
+        """Training samples, the n_i of the paper."""
+        return len(self.train[1])
+
+    @property
+    def n_val(self) -> int:
+        """Validation samples."""
+        return 0 if self.val is None else len(self.val[1])
+
+    @property
+    def _name(self) -> str:
+        return "a client without a key" if self.key is None else f"client {self.key}"
+
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+
+
+def _fault(pair: object) -> str | None:
+    """What is wrong with a pair of inputs and labels, or None."""
+    tensors = pair.pool if isinstance(pair, View) else pair
+    if not (isinstance(tensors, tuple | list) and len(tensors) == 2 and all([_is_batch(t) for t in tensors])):
+        return f"must be a pair of tensors, inputs and labels, samples first; got {_kind(pair)}"
+    x, y = tensors
+    if len(x) != len(y):
+        return f"has {len(x)} inputs and {len(y)} labels"
+    for label, tensor in (("inputs", x), ("labels", y)):
+        if tensor.dtype not in _DTYPES:
+            return f"{label} are {tensor.dtype}; convert classes with .long() and measurements with .float()"
+    if len(pair[1]) == 0:
+        return "is empty; a client needs at least one training sample, and None stands for no val or test"
+    # The pool of a view is shared: whoever made it has looked at it once, instead of once a client.
+    for label, tensor in (("inputs", x), ("labels", y)) if not isinstance(pair, View) else ():
+        if not _finite(tensor):
+            row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
+            return f"{label} are not finite (first in sample {row})"
+    return None
+
+
+def _is_batch(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join([type(item).__name__ for item in value]) or 'nothing'}"
+    return type(value).__name__
+
+
+def _finite(tensor: Tensor) -> bool:
+    # A finite sum settles it ten times faster; a sum may also overflow, hence the second look.
+    return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def _shape(pair: Pair) -> tuple[int, ...]:
+    """The shape of one input, read without copying a view."""
+    x = pair.pool[0] if isinstance(pair, View) else pair[0]
+    return tuple(x.shape[1:])

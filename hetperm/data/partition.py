@@ -1,0 +1,294 @@
+"""Who holds which training images: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g.
+
+A partition says what a client's data look like; dealing then hands every training image to at most one client. How many
+images of a class a client gets is drawn, never exactly balanced: balanced shards would differ from one another by less
+than chance, and everything that compares a difference with chance would be misled. Groups are as even as N allows, and
+drawn apart from anything else about a client.
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetperm.randomness import seed_for
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one client gets.
+
+    Attributes:
+        rows: (n,) rows of the training pool, ascending.
+        classes: the classes of the pool it is scored on.
+        group: its group, or None if the partition knows none.
+        labels: what it calls each class of the pool: ``labels[y]`` stands for y.
+        degrees: how far its images are turned, counter-clockwise.
+    """
+
+    rows: Tensor
+    classes: tuple[int, ...]
+    group: int | None
+    labels: tuple[int, ...]
+    degrees: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What clients' data look like, before any image is dealt.
+
+    Attributes:
+        mix: (N, C) logarithm of the share of each class in each client's data; None if all are as the pool.
+        held: (N, C) the classes of each client, where they are chosen; else those it happens to have images of.
+        groups: (N,) group of each client, or None.
+        labels: the label map of each group, or None for the labels as they are.
+        degrees: the rotation of each group, or None.
+    """
+
+    mix: np.ndarray | None = None
+    held: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    labels: list[np.ndarray] | None = None
+    degrees: list[float] | None = None
+
+
+def divide(
+    partition: str,
+    labels: Tensor,
+    *,
+    num_classes: int,
+    num_clients: int,
+    samples_per_client: int | None = None,
+    seed: int,
+) -> tuple[Share, ...]:
+    """The share of every client.
+
+    Args:
+        partition: such as ``label-shift:2``.
+        labels: (n,) classes of the training pool.
+        samples_per_client: None deals out every image that a client may hold: in equal parts where clients are as the
+            pool, and otherwise each image to one of the clients that hold its class, by how much of it they hold.
+
+    Example:
+        >>> shares = divide("class-groups:2", torch.arange(40) % 4, num_classes=4, num_clients=2, seed=0)
+        >>> sorted(len(share.rows) for share in shares), len({share.classes for share in shares})
+        ([20, 20], 2)
+    """
+    rule, argument = parse(partition, num_classes)
+    y = labels.numpy()
+    if samples_per_client is not None and num_clients * samples_per_client > len(y):
+        raise ValueError(
+            f"{num_clients} clients of {samples_per_client} samples need {num_clients * samples_per_client} training "
+            f"images and the training pool holds {len(y)}; lower samples_per_client or num_clients"
+        )
+    if num_clients > len(y):
+        raise ValueError(f"{num_clients} clients cannot share the {len(y)} training images there are")
+    plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
+    rng = np.random.default_rng(seed_for(seed, "deal"))
+    if plan.mix is None:
+        owner = _deal_alike(len(y), num_clients, samples_per_client, rng)
+    elif samples_per_client is None:
+        owner = _deal_all(y, plan.mix, partition, rng)
+    else:
+        owner = _deal_some(y, plan.mix, samples_per_client, partition, rng)
+    return tuple(_share(i, np.flatnonzero(owner == i), y, plan, num_classes) for i in range(num_clients))
+
+
+def _share(i: int, rows: np.ndarray, y: np.ndarray, plan: _Plan, num_classes: int) -> Share:
+    group = None if plan.groups is None else int(plan.groups[i])
+    if plan.mix is None:
+        classes = range(num_classes)
+    else:
+        classes = (np.unique(y[rows]) if plan.held is None else np.flatnonzero(plan.held[i])).tolist()
+    labels = range(num_classes) if plan.labels is None else plan.labels[group].tolist()
+    degrees = 0.0 if plan.degrees is None else plan.degrees[group]
+    return Share(torch.from_numpy(rows), tuple(classes), group, tuple(labels), degrees)
+
+
+# Names
+
+
+def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan], float | int | None]:
+    """The rule a name stands for and its number, checked against the number of classes."""
+    name, colon, text = partition.partition(":")
+    if name not in PARTITIONS:
+        close = difflib.get_close_matches(name, PARTITIONS, n=1)
+        advice = f"did you mean {close[0] + colon + text!r}?" if close else f"write one of {', '.join(_forms())}"
+        raise ValueError(f"unknown partition {partition!r}; {advice}")
+    rule, letter = PARTITIONS[name]
+    if letter is None:
+        if colon:
+            raise ValueError(f"partition {partition!r}: {name} takes no number; write {name!r}")
+        return rule, None
+    if letter == "a":
+        value, allowed = _number(float, text), "a positive number"
+        good = value is not None and 0 < value < math.inf
+    else:
+        # Of more than num_classes label maps, two would have to agree on some class.
+        most = math.inf if name == "rotation" else num_classes
+        value, allowed = _number(int, text), f"a whole number from 1{'' if most == math.inf else f' to {most}'}"
+        good = value is not None and 1 <= value <= most
+    if not good:
+        upto = f" (there are {num_classes} classes)" if " to " in allowed else ""
+        raise ValueError(f"partition {partition!r}: the {letter} of {name}:{letter} must be {allowed}{upto}")
+    return rule, value
+
+
+def _number(kind: type, text: str) -> float | int | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _forms() -> list[str]:
+    return [name if letter is None else f"{name}:{letter}" for name, (_, letter) in PARTITIONS.items()]
+
+
+# Rules: (argument, N, C, generator) -> plan
+
+
+def iid(_: None, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """Every client as the pool."""
+    return _Plan()
+
+
+def classes(k: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """k random classes a client; every class is held by as many clients as any other, give or take one.
+
+    Clients that hold the same classes are one group.
+    """
+    holders = np.zeros(C, dtype=int)
+    held = np.zeros((N, C), dtype=bool)
+    for i in rng.permutation(N):
+        chosen = np.lexsort((rng.random(C), holders))[:k]  # the classes with the fewest holders, ties at random
+        holders[chosen] += 1
+        held[i, chosen] = True
+    return _Plan(mix=_even(held), held=held, groups=np.unique(held, axis=0, return_inverse=True)[1].reshape(-1))
+
+
+def class_groups(k: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """Disjoint groups of k random classes; C mod k classes are left over and nobody holds them."""
+    order = rng.permutation(C)
+    groups = _even_groups(C // k, N, rng)
+    held = np.zeros((N, C), dtype=bool)
+    for i, group in enumerate(groups):
+        held[i, order[group * k : (group + 1) * k]] = True
+    return _Plan(mix=_even(held), held=held, groups=groups)
+
+
+def dirichlet(a: float, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """The classes of each client mixed by a draw from Dirichlet(a): one class for small a, as the pool for large a."""
+    # In logarithms, by Gamma(a) = Gamma(a + 1) U^(1/a): for small a nearly all of the shares are below the least float.
+    with np.errstate(over="ignore"):
+        log_gamma = np.log(rng.standard_gamma(a + 1, (N, C))) + np.log(1 - rng.random((N, C))) / a
+    log_gamma = np.maximum(log_gamma, -1e300)
+    return _Plan(mix=log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True))
+
+
+def label_shift(g: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """g groups, each with its own permutation of the labels; group 0 keeps them, and no two agree on any class."""
+    cycle = rng.permutation(C)
+    maps = [np.empty(C, dtype=int) for _ in range(g)]
+    for shift, labels in enumerate(maps):
+        labels[cycle] = np.roll(cycle, -shift)
+    return _Plan(groups=_even_groups(g, N, rng), labels=maps)
+
+
+def rotation(g: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
+    """g groups, group c turned by c * 360 / g degrees."""
+    return _Plan(groups=_even_groups(g, N, rng), degrees=[c * 360 / g for c in range(g)])
+
+
+PARTITIONS = {
+    "iid": (iid, None),
+    "classes": (classes, "k"),
+    "class-groups": (class_groups, "k"),
+    "dirichlet": (dirichlet, "a"),
+    "label-shift": (label_shift, "g"),
+    "rotation": (rotation, "g"),
+}
+
+
+def _even(held: np.ndarray) -> np.ndarray:
+    """(N, C) log shares: the classes a client holds in equal parts."""
+    return np.where(held, -np.log(held.sum(1, keepdims=True)), -np.inf)
+
+
+def _even_groups(g: int, N: int, rng: np.random.Generator) -> np.ndarray:
+    """(N,) groups whose sizes differ by one at most; every group has a client if there are enough of them."""
+    return rng.permutation(np.arange(N) % g)
+
+
+# Dealing: (n,) the owner of every image, -1 for nobody
+
+
+def _deal_alike(n: int, N: int, samples: int | None, rng: np.random.Generator) -> np.ndarray:
+    sizes = [n // N + (i < n % N) for i in range(N)] if samples is None else [samples] * N
+    owner = np.full(n, -1)
+    owner[rng.permutation(n)[: sum(sizes)]] = np.repeat(np.arange(N), sizes)
+    return owner
+
+
+def _deal_all(y: np.ndarray, mix: np.ndarray, partition: str, rng: np.random.Generator) -> np.ndarray:
+    owner = np.full(len(y), -1)
+    for c, weights in enumerate(mix.T):
+        if weights.max() > -np.inf:
+            rows = np.flatnonzero(y == c)
+            owner[rows] = rng.choice(len(mix), size=len(rows), p=_shares(weights))
+    # Nobody may stay without images, and one is too few for batch statistics: the richest give, one image at a time.
+    for least in (1, 2):
+        _level(owner, y, mix > -np.inf, least, rng)
+    sizes = np.bincount(owner[owner >= 0], minlength=len(mix))
+    if sizes.min() == 0:
+        raise ValueError(
+            f"{partition}: {len(mix)} clients are too many for {len(y)} training images: "
+            f"client {sizes.argmin()} would hold none; lower num_clients"
+        )
+    return owner
+
+
+def _level(owner: np.ndarray, y: np.ndarray, may_hold: np.ndarray, least: int, rng: np.random.Generator) -> None:
+    """Move images, in place, to clients with fewer than ``least`` from the richest clients that hold more."""
+    sizes = np.bincount(owner[owner >= 0], minlength=len(may_hold))
+    order = rng.permutation(len(y))
+    for i in np.flatnonzero(sizes < least):
+        while sizes[i] < least:
+            wealth = np.where((owner[order] >= 0) & may_hold[i, y[order]], sizes[owner[order]], 0)
+            row = order[wealth.argmax()]
+            if wealth.max() <= least:
+                break
+            sizes[owner[row]] -= 1
+            sizes[i] += 1
+            owner[row] = i
+
+
+def _deal_some(y: np.ndarray, mix: np.ndarray, samples: int, partition: str, rng: np.random.Generator) -> np.ndarray:
+    owner = np.full(len(y), -1)
+    decks = [rng.permutation(np.flatnonzero(y == c)) for c in range(mix.shape[1])]
+    for i in rng.permutation(len(mix)):
+        need = samples
+        while need:  # every pass is the last or empties a deck
+            weights = np.where([len(deck) > 0 for deck in decks], mix[i], -np.inf)
+            if weights.max() == -np.inf:
+                held = np.flatnonzero(mix[i] > -np.inf)
+                raise ValueError(
+                    f"{partition}: client {i} finds {samples - need} of its {samples} samples; the training pool holds "
+                    f"{np.isin(y, held).sum()} images of class {', '.join(map(str, held))}, for all clients that hold "
+                    "them; lower samples_per_client"
+                )
+            for c, count in enumerate(rng.multinomial(need, _shares(weights))):
+                taken, decks[c] = decks[c][:count], decks[c][count:]
+                owner[taken] = i
+                need -= len(taken)
+    return owner
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    """Log weights as shares that sum to one."""
+    shares = np.exp(weights - weights.max())
+    return shares / shares.sum()

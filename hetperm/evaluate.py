@@ -1,0 +1,100 @@
+"""How good a model is on one client's data, and how good a run is over all clients."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hetperm.client import Pair, View
+
+
+def accuracy(logits: Tensor, y: Tensor) -> Tensor:
+    """The share of samples whose largest logit is that of their class.
+
+    Args:
+        logits: (n, num_classes).
+        y: (n,) classes.
+
+    Example:
+        >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+        tensor(0.5000)
+    """
+    return (logits.argmax(1) == y).float().mean()
+
+
+def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, largest_is_worst: bool = False) -> dict:
+    """The figures of a run: mean, n-weighted mean, spread over clients, worst client, mean of the worst tenth.
+
+    Args:
+        values: (N,) one figure per client.
+        n: (N,) training samples of each client.
+        largest_is_worst: for losses.
+
+    Example:
+        >>> summarise([1.0, 0.5], n=[30, 10])
+        {'mean': 0.75, 'weighted': 0.875, 'std': 0.25, 'worst': 0.5, 'bottom_decile': 0.5}
+    """
+    values, n = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (values, n))
+    if len(values) == 0 or len(values) != len(n):
+        raise ValueError(f"{len(values)} values and {len(n)} sample counts: give one of each for every client")
+    worst_first = values.sort(descending=largest_is_worst).values
+    figures = {
+        "mean": values.mean(),
+        "weighted": (values * n).sum() / n.sum(),
+        "std": values.std(correction=0),
+        "worst": worst_first[0],
+        "bottom_decile": worst_first[: -(-len(values) // 10)].mean(),
+    }
+    return {name: figure.item() for name, figure in figures.items()}
+
+
+def evaluate(
+    model: nn.Module | Callable[[Tensor], Tensor],
+    pair: Pair,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    metric: Callable[[Tensor, Tensor], Tensor],
+    batch_size: int = 512,
+) -> tuple[float, float]:
+    """(loss, metric) of a model on one client's data, both means over its samples.
+
+    A module is put into evaluation mode and given back as it was; data move to its device and precision.
+
+    Args:
+        pair: inputs (n, ...) and labels (n, ...); a view is read batch by batch.
+        loss: (outputs, labels) -> mean over the batch; `metric` likewise.
+    """
+    if pair is None or len(pair[1]) == 0:
+        raise ValueError("there is no data to evaluate on; this client has no val or test set")
+    totals, count = [0.0, 0.0], 0
+    # Flag by flag: a module in training mode may hold parts that were frozen in evaluation mode.
+    flags = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
+    home = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    try:
+        for part, _ in flags:
+            part.training = False
+        with torch.inference_mode():
+            for x, y in _batches(pair, batch_size):
+                x, y = _at_home(x, home), _at_home(y, home)
+                outputs = model(x)
+                for k, figure in enumerate((loss, metric)):
+                    totals[k] += float(figure(outputs, y)) * len(y)
+                count += len(y)
+    finally:
+        for part, flag in flags:
+            part.training = flag
+    return totals[0] / count, totals[1] / count
+
+
+def _batches(pair: Pair, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(pair, View):
+        return pair.batches(size)
+    x, y = pair
+    return zip(x.split(size), y.split(size))
+
+
+def _at_home(tensor: Tensor, home: Tensor | None) -> Tensor:
+    """`tensor` where the model lives; classes and other whole numbers keep their type."""
+    if home is None:
+        return tensor
+    return tensor.to(home.device, home.dtype if tensor.is_floating_point() else None)
