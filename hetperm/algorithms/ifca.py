@@ -1,0 +1,125 @@
+"""IFCA: a few global models; every client joins the one that fits it best, and joins again each round.
+
+Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", 2020.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hetperm.algorithms.base import Algorithm
+from hetperm.algorithms.fedavg import at_home, begin, budgeted
+from hetperm.client import Client
+from hetperm.engine import Task, run_all
+from hetperm.global_model import mean_model
+from hetperm.local import Params, Shard, Workbench, sgd_update
+from hetperm.randomness import generator_for, seed_for
+from hetperm.state import State, Work, num_bytes
+from hetperm.visits import NotFinite
+
+
+@dataclass(frozen=True)
+class Options:
+    """What IFCA needs to know; the names are those of the configuration, which explains them."""
+
+    seed: int
+    epochs: int
+    local_steps: int
+    batch_size: int
+    lr: float
+    steps: int
+    tail_average: float
+    clusters: int
+
+
+def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
+    r"""IFCA with model averaging: clients choose a cluster by its loss, train its model, and it becomes their average.
+
+    .. math:: c_i = \arg\min_c f_i(\theta_c), \quad
+        \theta_c \leftarrow \frac{1}{|\{i : c_i = c\}|} \sum_{i : c_i = c} \theta_{c,i,K}
+
+    where :math:`\theta_{c,i,K}` is :math:`\theta_c` after K steps at client i; a cluster nobody chose keeps its model.
+    The choice is made on the whole shard, as soon as the averages are there: it is the one of the next round and says
+    what to deploy. Personal models: :math:`\theta_{c_i}`; w is the average over all clients. Cluster models are in
+    `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start, the others at
+    random. A step costs one gradient; the losses of the choice are not counted as steps, the models sent for it are
+    counted as bytes.
+    """
+    if options.clusters < 1:
+        raise ValueError(f"{options.clusters} clusters: ifca needs at least 1")
+    N = len(clients)
+    update = partial(sgd_update, steps=options.local_steps, batch_size=options.batch_size, lr=options.lr)
+
+    def first_choice() -> State:
+        others = [_redrawn(start, generator_for(options.seed, "cluster", c)) for c in range(1, options.clusters)]
+        return choose(begin(clients, start), [start, *others], t=0)
+
+    def advance(state: State, t: int) -> State:
+        choice = state.memory["choice"]["choice"].tolist()
+        models = [state.memory[f"cluster {c}"] for c in range(options.clusters)]
+        trained = at_home(clients, engine, [update] * N, [models[c] for c in choice], seed=options.seed, t=t)
+        for c in set(choice):
+            members = [i for i in range(N) if choice[i] == c]
+            models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
+        w = mean_model(trained, clients)
+        up = N * (num_bytes(w) + 8)  # the trained model, and which one it is
+        work = Work(rounds=1, client_steps=options.local_steps * N, bytes_up=up)
+        return choose(replace(state, w=w, work=state.work + work), models, t=t + 1)
+
+    def choose(state: State, models: Sequence[Params], *, t: int) -> State:
+        """The state with every client at the cluster whose model has the lowest loss on its data."""
+        pairs = [(i, c) for i in range(N) for c in range(len(models))]
+        seeds = [seed_for(options.seed, "choice", t, client.key) for client in clients]
+        tasks = [Task(mean_loss, models[c], host=i, seed=seeds[i]) for i, c in pairs]
+        places = [f"round {t}: cluster {c} at client {i}" for i, c in pairs]
+        losses = torch.stack(run_all(engine, tasks, places)).reshape(N, len(models)).nan_to_num(nan=math.inf)
+        for i in range(N):
+            if not losses[i].isfinite().any():
+                raise NotFinite(
+                    f"round {t}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
+                )
+        choice = losses.argmin(dim=1).cpu()
+        memory = {f"cluster {c}": params for c, params in enumerate(models)} | {"choice": {"choice": choice}}
+        work = Work(bytes_down=N * sum(num_bytes(params) for params in models))
+        v = tuple(models[c] for c in choice.tolist())
+        return replace(state, v=v, memory=memory, work=state.work + work)
+
+    epoch = budgeted(
+        advance,
+        epochs=options.epochs,
+        steps=options.steps,
+        cost=options.local_steps,
+        tail_average=options.tail_average,
+    )
+    return Algorithm(first_choice, epoch, finish=lambda state: state)
+
+
+def mean_loss(
+    bench: Workbench, params: Params, shard: Shard, *, generator: torch.Generator, batch_size: int = 512
+) -> Tensor:
+    """() the mean loss of a model on the whole shard, in equal pieces that fit in memory."""
+    x, y = shard
+    bench.load(params)
+    parts = math.ceil(len(x) / batch_size)
+    with torch.no_grad():
+        return sum(
+            bench.value(part_x, part_y) * (len(part_x) / len(x))
+            for part_x, part_y in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)
+        )
+
+
+def _redrawn(start: Params, generator: torch.Generator) -> Params:
+    """Another start: weights drawn afresh, as large as they are; biases and the scales of norms stay.
+
+    Equal starts would never part. Weights that are all zero are drawn as large as a new layer's would be.
+    """
+    return {name: x.clone() if x.dim() < 2 else _like(x, generator) for name, x in start.items()}
+
+
+def _like(x: Tensor, generator: torch.Generator) -> Tensor:
+    size = float(x.square().mean().sqrt()) or (3 * x[0].numel()) ** -0.5
+    return size * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

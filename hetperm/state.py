@@ -1,0 +1,76 @@
+"""State: what an epoch takes and gives. Frozen; nothing in it is edited in place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hetperm.local import Params
+
+
+@dataclass(frozen=True)
+class Work:
+    """Logical work done so far: what a deployment would pay, whatever the engine did to get there."""
+
+    visits: int = 0
+    rounds: int = 0
+    client_steps: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    skipped: int = 0  # visits to hosts that were away
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything an algorithm carries from one epoch to the next.
+
+    Attributes:
+        r: epochs done; `w`: the global model; `v`: every client's personal model.
+        alpha: (N, N) mixing weights, or None for algorithms that have none.
+        tail: the running mean of v over the last epochs, once it has begun, and how many are in it.
+        memory: what else an algorithm keeps, models by name (the centre of a projection, the models of clusters).
+    """
+
+    r: int
+    w: Params
+    v: tuple[Params, ...]
+    alpha: Tensor | None = None
+    tail: tuple[Params, ...] | None = None
+    tail_count: int = 0
+    work: Work = Work()
+    memory: Mapping[str, Params] = field(default_factory=dict)
+
+    @property
+    def deployed(self) -> tuple[Params, ...]:
+        """The models clients would use now: the tail average where it has begun."""
+        return self.tail if self.tail is not None else self.v
+
+    def averaged(self, begins: int) -> "State":
+        """The state with v taken into the tail average, from epoch ``begins`` on."""
+        if self.r < begins:
+            return self
+        count = self.tail_count + 1
+        if self.tail is None:
+            return replace(self, tail=self.v, tail_count=1)
+        tail = tuple(mixed((old, 1 - 1 / count), (new, 1 / count)) for old, new in zip(self.tail, self.v, strict=True))
+        return replace(self, tail=tail, tail_count=count)
+
+
+def mixed(*terms: tuple[Params, float]) -> Params:
+    """The weighted sum of models."""
+    names = terms[0][0]
+    return {name: sum(params[name] * weight for params, weight in terms) for name in names}
+
+
+def distance(a: Params, b: Params) -> Tensor:
+    """The l2 distance of two models."""
+    return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in a))
+
+
+def num_bytes(params: Params) -> int:
+    """What a model weighs on the wire."""
+    return sum(x.numel() * x.element_size() for x in params.values())
