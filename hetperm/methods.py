@@ -1,0 +1,80 @@
+"""The methods by name, and what each needs to know: from the configuration, its own table, and defaults."""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from hetperm.algorithms import apfl, fedavg, ifca, local_only, perfedavg, perm, pfedme
+from hetperm.config import CHECKS, Config
+
+ALGORITHMS: dict[str, tuple[Callable, type]] = {
+    "perm": (perm.single_loop, perm.Options),
+    "perm-two-stage": (perm.two_stage, perm.Options),
+    "local": (local_only.local_only, local_only.Options),
+    "fedavg": (fedavg.fedavg, fedavg.Options),
+    "fedavg-ft": (fedavg.fedavg_ft, fedavg.FineTuneOptions),
+    "perfedavg": (perfedavg.perfedavg, perfedavg.Options),
+    "pfedme": (pfedme.pfedme, pfedme.Options),
+    "apfl": (apfl.apfl, apfl.Options),
+    "ifca": (ifca.ifca, ifca.Options),
+}
+
+# Where neither the configuration nor a method's table says anything. Step sizes are PERM's.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "fedavg-ft": {"fine_tune_steps": 300},
+    "perfedavg": {"fine_tune_steps": 300, "variant": "first-order"},
+    "pfedme": {"prox": 1.0, "inner_steps": 5, "server_mix": 1.0},
+    "apfl": {"mix": 0.5, "adaptive": True},
+    "ifca": {"clusters": 2},
+}
+OF_THE_RUN = ("seed", "epochs", "steps")  # the same for all methods, so not for a table
+
+
+def options_for(method: str, config: Config, *, steps: int) -> Any:
+    """The options of a method: what its table says, else the configuration, else its defaults.
+
+    Args:
+        steps: gradients that each client may compute; fine-tuning takes at most half of them.
+    """
+    _, kind = ALGORITHMS[method]
+    given = {name: _checked(method, name, value, kind) for name, value in config.rivals.get(method, {}).items()}
+    known = {**DEFAULTS.get(method, {}), **vars(config), **given, "steps": steps}
+    known.setdefault("lr", config.personal_lr)
+    for rate in ("fine_tune_lr", "inner_lr"):
+        known.setdefault(rate, known["lr"])
+    known["fine_tune_steps"] = min(known.get("fine_tune_steps", 0), steps // 2)
+    return kind(**{each.name: known[each.name] for each in fields(kind) if each.name in known})
+
+
+def check(config: Config) -> None:
+    """Nothing, or an error if the table of some method says what that method does not understand."""
+    for method in config.rivals:
+        options_for(method, config, steps=10**6)
+
+
+def _checked(method: str, name: str, value: Any, kind: type) -> Any:
+    types = {each.name: each.type for each in fields(kind) if each.name not in OF_THE_RUN}
+    if name not in types:
+        close = difflib.get_close_matches(name, types, n=1)
+        advice = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(types)}"
+        raise ValueError(f"[{method}]: unknown key {name!r}; {advice}")
+    if name in CHECKS:
+        return CHECKS[name](f"[{method}]: {name}", value)
+    good, wanted = _KINDS[types[name]]
+    if not good(value):
+        raise ValueError(f"[{method}]: {name} is {value!r}; it must be {wanted}")
+    return float(value) if types[name] is float else value
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+_KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    float: (_number, "a number of at least 0"),
+    int: (lambda value: _number(value) and isinstance(value, int), "a whole number of at least 0"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    str: (lambda value: isinstance(value, str), "a text, in quotes"),
+}

@@ -1,0 +1,125 @@
+"""A run's folder: every file is written under another name and renamed, so that no file is ever half there."""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+RUNS = Path("runs")
+DENSE_UP_TO = 2000  # clients; a larger alpha is written sparse
+
+
+def free(out: Path | None, name: str) -> Path:
+    """The folder a run will be written to: ``out``, which must not exist, or the first of runs/NAME-k that is free."""
+    if out is not None:
+        if out.exists() or out.is_symlink():
+            raise FileExistsError(f"{out} exists; name another folder with --out, or remove it")
+        return out
+    folder, k = RUNS / name, 1
+    while folder.exists():
+        k += 1
+        folder = RUNS / f"{name}-{k}"
+    return folder
+
+
+def create(folder: Path) -> Path:
+    """The folder, made; an error if somebody made it meanwhile or it cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise FileExistsError(f"{folder} exists; name another folder with --out, or remove it") from None
+    except OSError as error:
+        raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
+    return folder
+
+
+def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None:
+    """Nothing; the file is there with its whole content, or as it was before.
+
+    Args:
+        fill: the content, or a function that writes it to a binary file.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    content = fill.encode() if isinstance(fill, str) else fill
+    try:
+        with open(fresh, "wb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror}); what was written before is whole") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Nothing; the file holds the content, with null for what is not a finite number."""
+    write(path, json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Nothing; the file holds one line per row, under the keys of all rows, empty where a row has no value."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if _missing(value) else value for key, value in row.items()} for row in rows)
+    write(path, text.getvalue())
+
+
+def write_alpha(folder: Path, alpha: np.ndarray) -> None:
+    """Nothing; alpha.npy holds the (N, N) mixing weights, or alpha.npz a sparse matrix if there are many clients."""
+    if len(alpha) <= DENSE_UP_TO:
+        write(folder / "alpha.npy", lambda file: np.save(file, alpha))
+        return
+    from scipy import sparse
+
+    write(folder / "alpha.npz", lambda file: sparse.save_npz(file, sparse.csr_array(alpha)))
+
+
+def mean_and_spread(summaries: Sequence[Any]) -> tuple[Any, Any]:
+    """(mean, standard deviation over the runs) of every number of summaries that are built alike.
+
+    What is no number stays if all summaries agree on it, and is None otherwise; a single run has no spread.
+
+    Example:
+        >>> mean_and_spread([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "x"}])
+        ({'a': 2.0, 'b': 'x'}, {'a': 1.4142135623730951})
+    """
+    first = summaries[0]
+    if isinstance(first, Mapping):
+        pairs = {key: mean_and_spread([each[key] for each in summaries]) for key in first}
+        mean = {key: pair[0] for key, pair in pairs.items()}
+        return mean, {key: pair[1] for key, pair in pairs.items() if pair[1] is not None}
+    if all([_is_number(each) for each in summaries]):
+        values = np.array(summaries, dtype=float)
+        spread = float(values.std(ddof=1)) if len(values) > 1 else None
+        return (first if len(set(summaries)) == 1 else float(values.mean())), spread
+    return (first if all([each == first for each in summaries]) else None), None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _strict(value: Any) -> Any:
+    """`value` with None for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_strict(item) for item in value]
+    return None if _missing(value) else value

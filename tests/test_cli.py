@@ -1,0 +1,170 @@
+"""The command line: help at once, one line for what is wrong, and the scripts end to end."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hetperm import cli
+from hetperm.config import ALGORITHMS, Config, load
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1".split()
+
+
+def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd or ROOT, env=env)
+
+
+# Flags
+
+
+def test_flags_are_the_fields_with_dashes():
+    words = "--local-steps 3 --baselines local,apfl --seeds 0 1 2 --regularization 0.5 --quiet"
+    config = cli.parse_train(words.split())
+    assert config == Config(local_steps=3, baselines=("local", "apfl"), seeds=(0, 1, 2), regularization=0.5, quiet=True)
+
+
+@pytest.mark.parametrize("words", [["--config", "synthetic"], ["--config=synthetic"]])
+def test_a_file_is_read_first_and_flags_win(words):
+    config = cli.parse_train(["--epochs", "3", *words])
+    assert config == load("synthetic").override(epochs=3)
+
+
+def test_another_model_does_not_get_the_options_of_the_one_in_the_file():
+    assert cli.parse_train("--config synthetic --model mlp".split()).model_options == {}
+    assert cli.parse_train("--config synthetic --model logistic".split()).model_options == {"bias": False}
+
+
+def test_an_empty_list_of_baselines_means_none():
+    assert cli.parse_train(["--baselines", ""]).baselines == ()
+
+
+WRONG = [
+    ("--epoch 3", "unknown flag --epoch; did you mean --epochs?"),
+    ("--zzz", "unknown flag --zzz; see --help"),
+    ("--epochs x", "--epochs: 'x' is not a whole number; see --help"),
+    ("--personal-lr x", "--personal-lr: 'x' is not a number; see --help"),
+    ("--epochs", "--epochs: the value is missing; see --help"),
+    ("--epochs 0", "epochs is 0; it must be a whole number of at least 1"),
+    ("--schedule rng", "--schedule: 'rng' is not one of 'colour', 'ring'; see --help"),
+    (
+        "--regularization 0",
+        "regularization is 0.0; it must be 'noise', 'level' or a number above 0, the paper's lambda",
+    ),
+    ("--regularization foo", "--regularization: 'foo' is not one of FLOAT|{noise,level}; see --help"),
+    ("--seeds 0 a", "--seeds: '0', 'a' cannot be read; see --help"),
+    ("--baselines locl", "unknown algorithm 'locl'; did you mean 'local'?"),
+    ("--algorithm prem", "unknown algorithm 'prem'; did you mean 'perm'?"),
+    ("--config nope", "there is no configuration 'nope'; give a TOML file, or one of digits, synthetic"),
+    ("something", "not understood: something; see --help"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[words for words, _ in WRONG])
+def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
+    assert cli.guarded(cli.train, words.split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"error: {sentence}\n")
+
+
+def test_an_unknown_command_or_experiment_is_one_line_and_status_2(capsys):
+    for words in (["trian"], ["reproduce", "synthetc"], ["reproduce"], ["--help"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words)
+        assert stop.value.code == (2 if words[-1] in ("trian", "synthetc") else 0)
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "error: unknown command 'trian'; did you mean 'train'?",
+        "error: unknown experiment 'synthetc'; known are synthetic",
+    ]
+
+
+def test_an_experiment_is_named_and_takes_no_other_configuration(capsys):
+    assert cli.guarded(cli.reproduce, ["synthetic", "--config", "digits"]) == 2
+    said = "error: an experiment has the configuration of its name; leave --config out, flags can change it\n"
+    assert capsys.readouterr().err == said
+
+
+# Whole commands
+
+
+@pytest.mark.parametrize("script", ["train.py", "reproduce.py"])
+def test_help_comes_at_once(script):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command(f"scripts/{script}", "--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5
+    assert "hetperm" in done.stdout
+
+
+def test_help_lists_every_field_that_has_a_flag():
+    shown = command("scripts/train.py", "--help").stdout
+    flags = [f"--{name.replace('_', '-')}" for name in vars(Config()) if name not in ("model_options", "rivals")]
+    assert [flag for flag in flags if not re.search(rf"{flag}[ ,]", shown)] == []
+
+
+@pytest.mark.slow
+def test_training_writes_a_folder_and_prints_a_table(tmp_path):
+    out = tmp_path / "run"
+    done = command("scripts/train.py", "--config", "synthetic", *TINY, "--out", str(out), "--baselines", "local")
+    assert done.returncode == 0, done.stderr
+    for word in ("perm", "local", "same-group mass", "visits in", "rounds an epoch", f"written to {out}"):
+        assert word in done.stdout
+    assert json.loads((out / "summary.json").read_text())["baselines"].keys() == {"local"}
+
+    again = command("-m", "hetperm", "train", "--config", str(out / "config.toml"), "--out", str(out), "--quiet")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert again.stderr == f"error: {out} exists; name another folder with --out, or remove it\n"
+
+    other = tmp_path / "again"
+    again = command("-m", "hetperm", "train", "--config", str(out / "config.toml"), "--out", str(other), "--quiet")
+    assert (again.returncode, again.stderr) == (0, "")
+    for name in ("summary.json", "alpha.npy", "metrics.csv", "clients.csv", "config.toml", "alpha.png", "accuracy.png"):
+        assert (other / name).read_bytes() == (out / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_numbers_that_go_non_finite_stop_a_run_with_one_line(tmp_path):
+    out = tmp_path / "run"
+    done = command("scripts/train.py", *TINY, "--out", str(out), "--personal-lr", "1e9", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: perm: epoch 0: model ")
+    assert "at host" in done.stderr
+    assert load(out / "config.toml").personal_lr == 1e9
+    assert sorted(path.name for path in out.iterdir()) == ["config.toml"]
+
+
+@pytest.mark.slow
+def test_the_paper_experiment_is_reproduced_with_figure_and_tables(tmp_path):
+    out = tmp_path / "all"
+    done = command("scripts/reproduce.py", "synthetic", *TINY, "--seeds", "0", "1", "--out", str(out), "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (out / "figure.png").stat().st_size > 10_000
+    text = (out / "table.md").read_text()
+    assert text.startswith("`python scripts/reproduce.py synthetic --num-clients 4")
+    for method in ALGORITHMS:
+        assert f"| {method} | 0." in text
+    assert (out / "table.csv").read_text().startswith("method,accuracy,accuracy_spread,")
+    assert (out / "seed-1" / "summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_tuning_looks_at_validation_data_only_and_writes_what_it_chose(tmp_path):
+    out = tmp_path / "tuned"
+    words = ["reproduce", "tune", "synthetic", *TINY, "--epochs", "1", "--baselines", "local,ifca", "--out", str(out)]
+    done = command("-m", "hetperm", *words, "--quiet")
+    assert done.returncode == 0, done.stderr
+    chosen = tomllib.loads((out / "chosen.toml").read_text())
+    assert chosen.keys() == {"local", "ifca"}
+    assert chosen["ifca"].keys() == {"lr", "clusters"}
+    rows = (out / "tuning.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 6

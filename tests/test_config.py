@@ -1,0 +1,239 @@
+"""Configurations: defaults, files, what is refused and in which words."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from hetperm.config import ALGORITHMS, CHECKS, FIELDS, SHIPPED, Config, find, load
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_are_those_of_the_design():
+    config = Config()
+    assert (config.num_clients, config.samples_per_client, config.local_steps, config.batch_size) == (20, None, 5, 32)
+    assert (config.epochs, config.warmup_rounds, config.personal_lr, config.global_lr) == (12, 10, 0.2, 0.1)
+    assert (config.tail_average, config.step_rule, config.regularization, config.noise_batches) == (
+        0.5,
+        "max",
+        "noise",
+        8,
+    )
+    assert (config.dataset, config.partition, config.model, config.algorithm) == (
+        "digits",
+        "label-shift:2",
+        "mlp",
+        "perm",
+    )
+    assert (config.validation_share, config.participation, config.dtype, config.device) == (
+        0.15,
+        1.0,
+        "float32",
+        "auto",
+    )
+
+
+def test_every_field_is_checked_and_says_what_it_is():
+    assert list(CHECKS) == list(FIELDS)
+    source = (ROOT / "hetperm" / "config.py").read_text(encoding="utf-8")
+    for each in fields(Config):
+        line = next(line for line in source.splitlines() if line.startswith(f"    {each.name}: "))
+        after = source.split(line, 1)[1]
+        assert after.lstrip().startswith('"""'), f"{each.name} has no docstring"
+
+
+def test_every_algorithm_can_be_run_and_no_other():
+    from hetperm.methods import ALGORITHMS as runnable
+
+    assert tuple(runnable) == ALGORITHMS
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        Config(regularization=0.3, alpha_steps=7, sketch=256, projection=2, seeds=(3, 1), data_dir="some/where"),
+        Config(baselines=(), model_options={"bias": False, "hidden": [3, 4]}, rivals={"fedavg-ft": {"lr": 0.5}}),
+        Config(final_lr=0.1, tail_average=0, steps=9, name="mine", dtype="float64"),
+    ],
+    ids=["defaults", "numbers", "tables", "paper"],
+)
+def test_a_configuration_comes_back_from_its_toml_as_it_was(config, tmp_path):
+    assert load(written(tmp_path, config.to_toml())) == config
+
+
+def test_where_a_run_is_written_and_what_it_says_is_not_in_its_toml():
+    assert Config(out="there", quiet=True).to_toml() == Config().to_toml()
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.toml")), ids=lambda path: path.relative_to(SHIPPED).as_posix())
+def test_every_shipped_configuration_is_understood(path):
+    if path.parent == SHIPPED:
+        from hetperm.methods import check
+
+        check(load(path))
+        assert find(path.stem) == path
+
+
+def test_digits_are_the_defaults():
+    assert load("digits") == Config()
+
+
+def test_synthetic_is_the_set_up_of_the_paper():
+    config = load("synthetic")
+    assert (config.num_clients, config.local_steps, config.epochs, config.personal_lr) == (50, 10, 20, 1.0)
+    assert (config.model, config.model_options) == ("logistic", {"bias": False})
+
+
+def test_a_whole_number_is_good_for_a_real_one_and_lists_for_tuples():
+    config = Config(personal_lr=1, baselines=["local"], seeds=[1, 2])
+    assert (config.personal_lr, config.baselines, config.seeds) == (1.0, ("local",), (1, 2))
+    assert isinstance(config.personal_lr, float)
+    assert Config(baselines="local, apfl").baselines == ("local", "apfl")
+    assert Config(baselines="").baselines == ()
+
+
+def test_the_algorithm_is_not_compared_with_itself():
+    assert Config(algorithm="local").baselines == ("fedavg-ft",)
+
+
+def test_override_changes_some_fields_and_knows_the_others():
+    assert Config().override(epochs=3) == Config(epochs=3)
+    with pytest.raises(ValueError, match=r"unknown field 'epoch'; did you mean 'epochs'\?"):
+        Config().override(epoch=3)
+
+
+BAD = [
+    ({"num_clients": 0}, "num_clients is 0; it must be a whole number of at least 1"),
+    ({"num_clients": 2.5}, "num_clients is 2.5; it must be a whole number of at least 1"),
+    ({"epochs": True}, "epochs is True; it must be a whole number of at least 1"),
+    ({"warmup_rounds": -1}, "warmup_rounds is -1; it must be a whole number of at least 0"),
+    ({"noise_batches": 1}, "noise_batches is 1; it must be a whole number of at least 2"),
+    ({"personal_lr": 0}, "personal_lr is 0; it must be a number above 0"),
+    ({"personal_lr": float("nan")}, "personal_lr is nan; it must be a number above 0"),
+    ({"global_lr": "0.1"}, "global_lr is '0.1'; it must be a number above 0"),
+    ({"tail_average": 1.5}, "tail_average is 1.5; it must be a number from 0 to 1"),
+    ({"validation_share": 1}, "validation_share is 1; it must be a number from 0 to below 1"),
+    ({"participation": 0}, "participation is 0; it must be a number above 0 and up to 1"),
+    ({"regularization": 0}, "regularization is 0; it must be 'noise', 'level' or a number above 0, the paper's lambda"),
+    ({"regularization": "nois"}, "regularization is 'nois'; it must be 'noise', 'level' or a number above 0"),
+    ({"step_rule": "maxx"}, "unknown step_rule 'maxx'; did you mean 'max'?"),
+    ({"schedule": "?"}, "unknown schedule '?'; write 'colour' or 'ring'"),
+    ({"dtype": "float16"}, "unknown dtype 'float16'; did you mean"),
+    ({"algorithm": "prem"}, "unknown algorithm 'prem'; did you mean 'perm'?"),
+    ({"algorithm": "?"}, "unknown algorithm '?'; known are perm, perm-two-stage, local"),
+    ({"baselines": ("fedavgft",)}, "unknown algorithm 'fedavgft'; did you mean 'fedavg-ft'?"),
+    ({"baselines": ("local", "local")}, "baselines names 'local' twice; once is enough"),
+    ({"baselines": 3}, "baselines is 3; it must be a list, empty for none"),
+    ({"seeds": (1, -1)}, "seeds is -1; it must be a whole number of at least 0"),
+    ({"name": "a/b"}, "name is 'a/b'; it must be the name of a folder in runs/ (out takes a path)"),
+    ({"dataset": ""}, "dataset is ''; it must be a name, in quotes"),
+    ({"download": 1}, "download is 1; it must be true or false"),
+    ({"data_dir": 3}, "data_dir is 3; it must be a path, in quotes"),
+    ({"model_options": 3}, "model_options is 3; it must be a table of options"),
+    ({"rivals": {"fedavg": {"lr": float("inf")}}}, "[fedavg]: lr is inf; it must be a finite number"),
+    ({"rivals": {"fedav": {}}}, "unknown algorithm 'fedav'; did you mean 'fedavg'?"),
+    ({"final_lr": 0.1}, "set tail_average to 0 or leave final_lr out"),
+    (
+        {"alpha_steps": 3, "regularization": "level"},
+        "leave alpha_steps out, or set regularization to 'noise' or a number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "sentence"), BAD, ids=[sentence[:40] for _, sentence in BAD])
+def test_a_value_that_makes_no_sense_is_refused_in_one_sentence(settings, sentence):
+    with pytest.raises(ValueError) as caught:
+        Config(**settings)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+FILES = [
+    ("local_step = 5", "unknown key 'local_step'; did you mean 'local_steps'?"),
+    ("rivals = 5", "unknown key 'rivals'"),
+    ("[fedavg-fd]\nlr = 1", "unknown table 'fedavg-fd'; did you mean 'fedavg-ft'?"),
+    ("epochs = 0", "epochs is 0; it must be a whole number of at least 1"),
+    ("epochs = ", "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), FILES, ids=[text.splitlines()[0] for text, _ in FILES])
+def test_what_is_wrong_with_a_file_is_said_with_its_name(text, sentence, tmp_path):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert sentence in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match="there is no configuration 'nope'; give a TOML file, or one of digits, synthetic"
+    ):
+        load("nope")
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        load(path)
+
+
+def test_the_options_of_a_method_come_from_its_table_then_the_configuration_then_defaults():
+    from hetperm.methods import options_for
+
+    config = Config(local_steps=7, personal_lr=0.4, rivals={"fedavg-ft": {"lr": 2, "fine_tune_lr": 0.5}})
+    options = options_for("fedavg-ft", config, steps=1000)
+    assert (options.lr, options.fine_tune_lr, options.fine_tune_steps) == (2.0, 0.5, 300)
+    assert (options.local_steps, options.steps, options.seed) == (7, 1000, 0)
+    assert options_for("local", config, steps=1000).lr == 0.4
+
+
+def test_fine_tuning_takes_at_most_half_of_the_steps():
+    from hetperm.methods import options_for
+
+    assert options_for("fedavg-ft", Config(), steps=100).fine_tune_steps == 50
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_every_method_has_its_options_without_a_table(method):
+    from hetperm.methods import options_for
+
+    assert options_for(method, Config(), steps=1000).seed == 0
+
+
+TABLES = [
+    ("fedavg-ft", {"fine_tune_step": 3}, "[fedavg-ft]: unknown key 'fine_tune_step'; did you mean 'fine_tune_steps'?"),
+    ("local", {"epochs": 3}, "[local]: unknown key 'epochs'; it takes local_steps, batch_size, lr, tail_average"),
+    ("local", {"lr": "fast"}, "[local]: lr is 'fast'; it must be a number of at least 0"),
+    ("ifca", {"clusters": 2.5}, "[ifca]: clusters is 2.5; it must be a whole number of at least 0"),
+    ("apfl", {"adaptive": 1}, "[apfl]: adaptive is 1; it must be true or false"),
+    ("perfedavg", {"variant": 1}, "[perfedavg]: variant is 1; it must be a text, in quotes"),
+    ("local", {"tail_average": 2}, "[local]: tail_average is 2; it must be a number from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("method", "table", "sentence"), TABLES, ids=[f"{m} {next(iter(t))}" for m, t, _ in TABLES])
+def test_a_table_that_its_method_does_not_understand_is_refused(method, table, sentence):
+    from hetperm.methods import check
+
+    with pytest.raises(ValueError) as caught:
+        check(Config(rivals={method: table}))
+    assert str(caught.value) == sentence
+
+
+def test_configuration_and_command_line_do_not_import_torch():
+    code = (
+        "import hetperm, hetperm.config, hetperm.cli, hetperm.reproduce, sys; hetperm.Config(); "
+        "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
