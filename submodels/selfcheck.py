@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from submodels.axismap import AxisMap
-from submodels.skeleton import named_tensors, on_meta
+from submodels.skeleton import named_tensors, on_meta, tensors_in
 from submodels.template import Template
 
 _WIDTHS = (1e-6, 0.5)  # one channel a group, and half of them
@@ -109,7 +109,7 @@ class _Check:
 
         with torch.device(self.device):
             out = module(*move(self.inputs), **move(self.kwargs))
-        return [tuple(x.shape) for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        return [tuple(x.shape) for x in tensors_in(out)]
 
 
 def _random(module: nn.Module) -> nn.Module:

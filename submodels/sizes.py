@@ -92,6 +92,7 @@ _KIND = {"*": "product", "+": "sum"}
 _SHAPE = torch.Tensor.shape.__get__  # a new wrapper at each access: compare with ==
 _RESHAPE = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.expand, torch.broadcast_to}
 _SPLIT = {torch.split, torch.Tensor.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split}
+_SPLIT_ALONG = {torch.hsplit: 1, torch.Tensor.hsplit: 1, torch.vsplit: 0, torch.Tensor.vsplit: 0, torch.dsplit: 2}
 _CHUNK = {torch.chunk, torch.Tensor.chunk}
 _CONV = {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 _CONSTANT = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn}
@@ -131,6 +132,8 @@ class Sizes(TorchFunctionMode):
             self._equal_parts(out, args[2] if len(args) > 2 else kwargs.get("dim", 0))
         elif func in (torch.tensor_split, torch.Tensor.tensor_split):
             self._tensor_split(out, *args, **kwargs)
+        elif func in _SPLIT_ALONG:
+            self._tensor_split(out, *args, **kwargs, dim=min(_SPLIT_ALONG[func], args[0].dim() - 1))
         elif func is torch.Tensor.narrow or func is torch.narrow:
             x, dim, start, length = arguments(args, kwargs, "input", "dim", "start", "length")
             self._slice(x, dim, start, None)

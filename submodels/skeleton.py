@@ -32,6 +32,21 @@ def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
                     yield item
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors a model returned, whatever it returned them in: containers, dataclasses, objects of its own."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from tensors_in(item)
+    elif not isinstance(value, nn.Module | type) and (hasattr(value, "__dict__") or hasattr(value, "__slots__")):
+        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        yield from tensors_in([*getattr(value, "__dict__", {}).values(), *(getattr(value, s, None) for s in slots)])
+
+
 class Skeleton:
     """The structure of a module, read once, from which copies with other tensors in it are built quickly."""
 

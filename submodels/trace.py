@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from submodels import rules
 from submodels.axes import Axis, choose_factors, find, fixed, freeze, product, tag, unify
 from submodels.sizes import Attribute, Sizes
-from submodels.skeleton import named_tensors, on_meta, rebuild
+from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,9 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
                     raise
                 notes.append(f"not traced in training mode: {_first_line(error)}")
                 continue
-            for x in tree_flatten(out)[0]:
-                if isinstance(x, Tensor):
-                    for axis in tracer[x]:
-                        freeze(axis, "model output", force=True)
+            for x in tensors_in(out):
+                for axis in tracer[x]:
+                    freeze(axis, "model output", force=True)
     for _, x in named_tensors(model):
         if id(x) not in tracer.seen:
             for axis in tracer[x]:

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from submodels.extractors import Extractor, Random
 from submodels.sizes import arguments
-from submodels.skeleton import named_tensors, rebuild
+from submodels.skeleton import loose_tensors, named_tensors, rebuild, tensors_in
 from submodels.template import Template
 
 TOLERANCE = 1e-7
@@ -164,7 +164,7 @@ def _largest(tensors: Sequence[Tensor]) -> float:
 def _run(module: nn.Module, inputs: tuple, kwargs: dict, neutral: "_NeutralNorms") -> list[Tensor]:
     with neutral:
         out = module.eval()(*inputs, **kwargs)
-    return [x for x in tree_flatten(out)[0] if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tensors_in(out) if x.is_floating_point()]
 
 
 def _randomised(model: nn.Module) -> nn.Module:
@@ -184,7 +184,8 @@ def _randomised(model: nn.Module) -> nn.Module:
         noise = torch.randn(x.shape, dtype=torch.float64, generator=generator)
         fan_in = math.prod(x.shape[1:])
         weights[id(x)] = noise / math.sqrt(max(1, fan_in)) if x.dim() > 1 else 0.3 * noise + name.endswith("weight")
-    return rebuild(model, weights | statistics).eval()
+    loose = {id(x): x.detach().cpu().double() for x in loose_tensors(model) if x.is_floating_point()}
+    return rebuild(model, loose | weights | statistics).eval()
 
 
 def _prepared(tree: Any) -> Any:

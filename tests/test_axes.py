@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -223,7 +223,10 @@ def test_a_reshape_across_factors_cannot_be_expressed():
 
 
 def test_a_reshape_of_a_frozen_axis_is_frozen_for_the_same_reason():
-    assert [(axis.size, reason(axis)) for axis in regroup([fixed(12, "kernel")], [4, 3])] == [(4, "kernel"), (3, "kernel")]
+    assert [(axis.size, reason(axis)) for axis in regroup([fixed(12, "kernel")], [4, 3])] == [
+        (4, "kernel"),
+        (3, "kernel"),
+    ]
 
 
 # Cuts
@@ -429,7 +432,11 @@ _SIZES = st.sampled_from([2, 3, 4, 6])
 
 @st.composite
 def _axes(draw, depth=2):
-    kind = draw(st.sampled_from(["atom", "fixed", "product", "sum"])) if depth else draw(st.sampled_from(["atom", "fixed"]))
+    kind = (
+        draw(st.sampled_from(["atom", "fixed", "product", "sum"]))
+        if depth
+        else draw(st.sampled_from(["atom", "fixed"]))
+    )
     if kind == "atom":
         return Axis(draw(_SIZES))
     if kind == "fixed":
@@ -438,7 +445,7 @@ def _axes(draw, depth=2):
     return product(parts) if kind == "product" else concat(parts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_axes(), st.floats(0.01, 1))
 def test_growth_is_the_size_at_every_width(axis, width):
     axis_map = _compiled({"x": [axis]})
@@ -521,7 +528,7 @@ def _journeys(draw):
     return journey
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_journeys(), st.sampled_from([None, "whole", "dim"]), st.data())
 def test_moving_the_kept_labels_is_keeping_of_the_moved_labels(journey, heads, data):
     rows = {"start": journey.start, "end": journey.axes} | {str(i): axes for i, (axes, _) in enumerate(journey.steps)}
@@ -569,7 +576,7 @@ def _compiled_size(axis, axis_map, counts):
     return axis.size if is_frozen(axis) else (math.prod if axis.kind == "product" else sum)(parts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_frozen_is_ever_free_again(data):
     pool = [data.draw(_axes()) for _ in range(4)]

@@ -1,12 +1,13 @@
 """AxisMap: counts, shares and descriptions by hand; why axes stay whole; what integers measure."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from modules import (
     CUTTABLE,
@@ -30,7 +31,7 @@ torch.set_num_threads(1)
 
 
 def _mlp(*sizes):
-    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -52,7 +53,7 @@ def test_the_width_that_names_a_count_gives_that_count():
         assert [axis_map.counts(k / size) for k in range(1, size + 1)] == [(k,) for k in range(1, size + 1)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(2, 2048), st.floats(1e-3, 1), st.floats(1e-3, 1))
 def test_counts_grow_with_the_width_and_never_fall_short_of_it(size, a, b):
     axis_map = AxisMap((ChannelGroup(0, size),), {}, {}, {}, frozenset(), (), {})
@@ -73,7 +74,8 @@ def test_a_width_outside_its_range_is_refused_with_the_smallest_there_is(width):
     with pytest.raises(ValueError) as caught:
         _map(4, 16, 8, 3).counts(width)
     assert str(caught.value) == (
-        f"width {width!r} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group (width 0.0625)"
+        f"width {width!r} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group "
+        "(width 0.0625)"
     )
 
 
@@ -82,7 +84,7 @@ def test_widths_are_those_at_which_something_changes():
     assert axis_map.widths() == [1 / 6, 1 / 4, 2 / 6, 2 / 4, 4 / 6, 3 / 4, 5 / 6, 1]
     counts = [axis_map.counts(width) for width in axis_map.widths()]
     assert len(set(counts)) == len(counts)
-    between = [axis_map.counts((a + b) / 2) for a, b in zip(axis_map.widths(), axis_map.widths()[1:], strict=False)]
+    between = [axis_map.counts((a + b) / 2) for a, b in itertools.pairwise(axis_map.widths())]
     assert between == counts[1:]
 
 
@@ -127,7 +129,9 @@ def test_a_group_names_the_operations_that_count_its_channels():
 def test_a_residual_stream_is_one_group():
     axis_map = AxisMap.trace(SqueezeExcite(), torch.zeros(IMAGE))
     (stream,) = [group for group in axis_map.groups if ("stem.weight", 0) in group.members]
-    assert {("conv1.weight", 1), ("conv2.weight", 0), ("norm.weight", 0), ("norm.running_var", 0)} <= set(stream.members)
+    assert {("conv1.weight", 1), ("conv2.weight", 0), ("norm.weight", 0), ("norm.running_var", 0)} <= set(
+        stream.members
+    )
     assert axis_map.statistics == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
@@ -148,7 +152,9 @@ def test_freezing_a_group_renumbers_the_others_and_says_why():
     assert ("stem.bias", 0) not in less.frozen_by  # half of it still shrinks
     assert less.attributes.keys() == {("", "sizes", 1), ("", "front")}
     assert less.attributes["", "sizes", 1] == Group(0)
-    assert all(less.dims[name][i] is not None and less.dims[name][i] != Fixed(8) for g in less.groups for name, i in g.members)
+    assert all(
+        less.dims[name][i] is not None and less.dims[name][i] != Fixed(8) for g in less.groups for name, i in g.members
+    )
 
 
 def test_freezing_keeps_every_tensor_as_large_as_keeping_the_whole_group():
@@ -186,7 +192,10 @@ def test_a_description_tells_integers_reasons_and_notes():
     text = AxisMap.trace(EinopsAttention(), torch.zeros(IMAGE)).frozen({0}, "for the test").describe().splitlines()
     assert "qkv.0.weight    (3 h0 8) ." in text
     assert "heads           h0" in text
-    assert "kept whole (for the test): embed.0.weight[0], embed.0.bias[0], qkv.0.weight[1], qkv.1.weight[1] and 5 more" in text
+    assert (
+        "kept whole (for the test): embed.0.weight[0], embed.0.bias[0], qkv.0.weight[1], qkv.1.weight[1] and 5 more"
+        in text
+    )
     assert text[-1] == "for the test"
 
 
@@ -233,7 +242,9 @@ def test_a_size_typed_into_a_view_keeps_the_axis_whole():
     assert axis_map.sizes == (16,)
     for place in (("conv.weight", 0), ("conv.bias", 0), ("hidden.weight", 1)):
         assert axis_map.frozen_by[place] == "literal size in the code"
-    assert "kept whole (literal size in the code): conv.weight[0], conv.bias[0], hidden.weight[1]" in axis_map.describe()
+    assert (
+        "kept whole (literal size in the code): conv.weight[0], conv.bias[0], hidden.weight[1]" in axis_map.describe()
+    )
 
 
 def test_inner_factors_stay_whole():
@@ -346,7 +357,12 @@ def _joined(parts):
 
 IDIOMS = [  # name, what the forward does, what it has stored, the sizes of the groups
     ("sizes read from the tensor", lambda m, x: x.view(x.size(0), x.shape[1], -1).mean(-1), {}, [16]),
-    ("arithmetic of sizes", lambda m, x: x.view(len(x), 2, x.shape[1] // 2, 8, 8).transpose(1, 2).flatten(1, 2), {}, [8]),
+    (
+        "arithmetic of sizes",
+        lambda m, x: x.view(len(x), 2, x.shape[1] // 2, 8, 8).transpose(1, 2).flatten(1, 2),
+        {},
+        [8],
+    ),
     ("a stored number of groups", lambda m, x: x.reshape(len(x), m.n, -1, 8, 8).mean(2), {"n": 4}, [4]),
     ("a stored quotient", lambda m, x: x.reshape(len(x), m.n, m.c // m.n, 8, 8).sum(1), {"n": 4, "c": 16}, [4]),
     ("a literal number of groups", lambda m, x: x.reshape(len(x), 4, -1, 8, 8).flatten(1, 2), {}, [4]),
@@ -356,36 +372,72 @@ IDIOMS = [  # name, what the forward does, what it has stored, the sizes of the 
     ("split by stored sizes", lambda m, x: _joined(x.split(m.parts, 1)), {"parts": (4, 12)}, [4, 12]),
     ("split by literal sizes", lambda m, x: _joined(x.split([4, 12], 1)), {}, []),
     ("split by keyword", lambda m, x: _joined(x.split(split_size=m.n, dim=1)), {"n": 8}, [8, 8]),
-    ("split of a named tensor", lambda m, x: _joined(torch.split(tensor=x, split_size_or_sections=m.n, dim=1)), {"n": 8}, [8, 8]),
+    (
+        "split of a named tensor",
+        lambda m, x: _joined(torch.split(tensor=x, split_size_or_sections=m.n, dim=1)),
+        {"n": 8},
+        [8, 8],
+    ),
     ("chunk", lambda m, x: _joined(x.chunk(2, 1)), {}, [8, 8]),
     ("chunk by keyword", lambda m, x: _joined(torch.chunk(input=x, chunks=2, dim=1)), {}, [8, 8]),
     ("chunks of unequal size", lambda m, x: _joined(x.chunk(3, 1)), {}, []),
     ("tensor_split into equal parts", lambda m, x: _joined(x.tensor_split(2, 1)), {}, [8, 8]),
     ("tensor_split at a literal place", lambda m, x: _joined(x.tensor_split([4], 1)), {}, [12]),
     ("tensor_split at a stored place", lambda m, x: _joined(x.tensor_split([m.n], 1)), {"n": 4}, [4, 12]),
+    ("hsplit at a literal place", lambda m, x: _joined(x.hsplit([4])), {}, [12]),
     ("a slice to a stored size", lambda m, x: x[:, : m.n], {"n": 4}, [4, 12]),
     ("a slice to a literal size", lambda m, x: x[:, :4], {}, [12]),
     ("a slice from the back", lambda m, x: _joined([x[:, :-4], x[:, -4:]]), {}, [12]),
     ("a slice between literals", lambda m, x: x[:, 4:8], {}, [8]),
-    ("a slice after an ellipsis", lambda m, x: x.permute(0, 2, 3, 1)[..., : m.n].permute(0, 3, 1, 2), {"n": 4}, [4, 12]),
+    (
+        "a slice after an ellipsis",
+        lambda m, x: x.permute(0, 2, 3, 1)[..., : m.n].permute(0, 3, 1, 2),
+        {"n": 4},
+        [4, 12],
+    ),
     ("a slice of half", lambda m, x: x[:, : x.shape[1] // 2] * x[:, x.shape[1] // 2 :], {}, [8]),
     ("narrow", lambda m, x: x.narrow(1, 0, m.n), {"n": 4}, [4, 12]),
     ("narrow by keyword", lambda m, x: x.narrow(dim=1, start=0, length=m.n), {"n": 4}, [4, 12]),
     ("assignment to a literal slice", _assign_front, {}, [12]),
     ("assignment to a stored slice", _assign_stored, {"n": 4}, [4, 12]),
     ("a channel by number", lambda m, x: x[:, 3:4] * x, {}, [12]),
-    ("zeros of a size that was read", lambda m, x: torch.cat([x, torch.zeros(len(x), x.shape[1], 8, 8)], 1), {}, [16, 16]),
+    (
+        "zeros of a size that was read",
+        lambda m, x: torch.cat([x, torch.zeros(len(x), x.shape[1], 8, 8)], 1),
+        {},
+        [16, 16],
+    ),
     ("ones of a size that was read", lambda m, x: x + x.new_ones(x.shape[1], 1, 1), {}, [16]),
     ("ones of a literal size", lambda m, x: x + torch.ones(16, 1, 1), {}, []),
-    ("expand to a size that was read", lambda m, x: x + m.p.expand(-1, x.shape[1], -1, -1), {"p": nn.Parameter(torch.ones(1, 1, 1, 1))}, [16]),
-    ("convolution by keyword", lambda m, x: F.conv2d(input=x, weight=m.w, groups=m.n), {"w": nn.Parameter(torch.ones(8, 4, 1, 1)), "n": 4}, [4]),
+    (
+        "expand to a size that was read",
+        lambda m, x: x + m.p.expand(-1, x.shape[1], -1, -1),
+        {"p": nn.Parameter(torch.ones(1, 1, 1, 1))},
+        [16],
+    ),
+    (
+        "convolution by keyword",
+        lambda m, x: F.conv2d(input=x, weight=m.w, groups=m.n),
+        {"w": nn.Parameter(torch.ones(8, 4, 1, 1)), "n": 4},
+        [4],
+    ),
     ("group norm by keyword", lambda m, x: F.group_norm(input=x, num_groups=m.n), {"n": 4}, [4]),
     ("layer norm by keyword", lambda m, x: F.layer_norm(input=x, normalized_shape=x.shape[1:]), {}, [16]),
-    ("attention without a batch", lambda m, x: F.scaled_dot_product_attention(*[x[0].flatten(1).T] * 3).mean(0, keepdim=True), {}, []),
+    (
+        "attention without a batch",
+        lambda m, x: F.scaled_dot_product_attention(*[x[0].flatten(1).T] * 3).mean(0, keepdim=True),
+        {},
+        [],
+    ),
     ("a check of a stored size", lambda m, x: x if x.shape[1] == m.n else x[99], {"n": 16}, [16]),
-    ("a check of two shapes", lambda m, x: x + m.p.expand(x.shape) if m.p.shape[1] != 1 else x * m.p, {"p": nn.Parameter(torch.ones(1, 16, 1, 1))}, [16]),
+    (
+        "a check of two shapes",
+        lambda m, x: x + m.p.expand(x.shape) if m.p.shape[1] != 1 else x * m.p,
+        {"p": nn.Parameter(torch.ones(1, 16, 1, 1))},
+        [16],
+    ),
     ("attention by keyword", lambda m, x: F.scaled_dot_product_attention(query=x, key=x, value=x), {}, [16]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "attributes", "sizes"), [pytest.param(*row[1:], id=row[0]) for row in IDIOMS])

@@ -243,7 +243,7 @@ def test_every_limit_that_is_broken_is_named(scalable):
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, "24", True], ids=repr)
-def test_a_limit_that_is_none_is_refused(limit):
+def test_a_limit_that_is_no_limit_is_refused(limit):
     _refused(ValueError, lambda: Budget(train_mb=limit), f"train_mb {limit!r}")
 
 

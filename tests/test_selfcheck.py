@@ -2,7 +2,9 @@
 
 import logging
 import warnings
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -154,6 +156,48 @@ def test_an_output_that_would_change_its_shape_stays_as_it_is():
     assert scalable.extract(0.2).module(X)[1].shape == (8,)
 
 
+class Named(NamedTuple):
+    logits: torch.Tensor
+
+
+@dataclass
+class Data:
+    logits: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slots:
+    logits: torch.Tensor
+
+
+class Nested:
+    def __init__(self, logits):
+        self.inner = {"first": [Data(logits)]}
+
+    @property
+    def logits(self):
+        return self.inner["first"][0].logits
+
+
+class Wraps(nn.Module):
+    """Returns its output in a container."""
+
+    def __init__(self, container):
+        super().__init__()
+        self.first, self.last, self.container = nn.Linear(6, 8), nn.Linear(8, 4), container
+
+    def forward(self, x):
+        return self.container(self.last(torch.relu(self.first(x))))
+
+
+@pytest.mark.parametrize("container", [Named, Data, Slots, Nested])
+def test_an_output_stays_whole_whatever_it_is_returned_in(container):
+    scalable = ScalableModel(Wraps(container), torch.zeros(2, 6))
+    assert scalable.sizes == (8,)
+    assert scalable.extract(0.5).module(torch.zeros(2, 6)).logits.shape == (2, 4)
+    assert scalable.verify([0.5]).exact
+
+
 def test_a_model_that_cannot_train_on_its_example_is_checked_in_evaluation():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     scalable = ScalableModel(model, torch.zeros(1, 4))  # batch norm wants more than one sample
@@ -207,7 +251,7 @@ def test_a_model_of_which_nothing_can_be_cut_is_refused_with_the_remedy(model, x
 
 def test_a_model_whose_every_cut_fails_is_refused_too():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), AssertsItsChannels(), nn.Flatten(), nn.Linear(8 * 36, 3))
-    with pytest.raises(ValueError, match="nothing in Sequential can be cut.*eight channels, please.*declare="):
+    with pytest.raises(ValueError, match=r"nothing in Sequential can be cut.*eight channels, please.*declare="):
         ScalableModel(model, X)
 
 
@@ -236,7 +280,7 @@ def test_a_model_that_reads_values_is_traced_on_real_tensors(plain):
 
 
 def test_an_example_that_does_not_fit_is_reported_in_the_models_own_words():
-    with pytest.raises(ValueError, match="example inputs .*channels"):
+    with pytest.raises(ValueError, match=r"example inputs .*channels"):
         ScalableModel(Net(nn.ReLU()), torch.zeros(2, 4, 8, 8))
 
 

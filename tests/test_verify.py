@@ -316,3 +316,20 @@ def test_a_model_in_half_precision_is_verified_in_double():
     torch.manual_seed(0)
     model = modules.SqueezeExcite().to(torch.bfloat16)
     assert ScalableModel(model, torch.zeros(modules.IMAGE, dtype=torch.bfloat16)).verify().exact
+
+
+def test_a_model_that_has_run_before_and_kept_a_tensor_is_verified_in_double_too():
+    class Caching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.head, self.basis = nn.Linear(4, 16), nn.Linear(16, 3), None
+
+        def forward(self, x):
+            if self.basis is None:
+                self.basis = torch.eye(4, dtype=x.dtype, device=x.device)
+            return self.head(self.up(x @ self.basis))
+
+    model = Caching()
+    model(torch.zeros(2, 4))
+    assert ScalableModel(model, torch.zeros(2, 4)).verify().exact
+    assert model.basis.dtype == torch.float32
