@@ -6,6 +6,7 @@ aligned: every tensor in which the channels appear uses the same answer.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,12 +46,12 @@ class Rolling:
     step: int | float = 1
 
     def __post_init__(self):
-        if not self.step > 0 or (self.step >= 1 and int(self.step) != self.step):
+        if not 0 < self.step < math.inf or (self.step >= 1 and int(self.step) != self.step):
             raise ValueError(f"Rolling step {self.step} is neither a whole number of channels nor a fraction below 1")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         step = self.step if self.step >= 1 else self.step * group.size
-        return (torch.arange(kept) + int(round * step)) % group.size
+        return (torch.arange(kept) + math.floor(round * step + 1e-9)) % group.size  # 0.29 of 100 is 29
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Random:
         return torch.randperm(group.size, generator=torch.Generator().manual_seed(seed))[:kept].sort().values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Importance:
     """The channels with the largest summed squared weight, in ascending order; ties go to the lower channel."""
 

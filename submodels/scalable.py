@@ -208,11 +208,14 @@ def _index(
     extractor = as_extractor(extractor)
     kept = []
     for group, size, wanted in zip(axis_map.groups, own, axis_map.counts(width, own), strict=True):
-        chosen = torch.as_tensor(extractor(replace(group, size=size), wanted, round=round, client=client))
-        if len(chosen) != wanted:
-            raise ValueError(
-                f"{extractor!r} kept {len(chosen)} channels of group {group.name} where {wanted} were asked for"
-            )
+        answer = extractor(replace(group, size=size), wanted, round=round, client=client)
+        try:
+            chosen = torch.as_tensor(answer).clone()  # an extractor may use its memory again
+        except (TypeError, RuntimeError):
+            chosen = torch.empty(0)
+        if chosen.shape != (wanted,):
+            said = " ".join(repr(answer).split())[:60]
+            raise ValueError(f"{extractor!r} was asked for {wanted} channels of group {group.name} and answered {said}")
         kept.append(chosen)
     return IndexSet(axis_map, tuple(kept), own)
 

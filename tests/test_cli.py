@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hetperm import cli
-from hetperm.config import ALGORITHMS, Config, load
+from hetperm.config import ALGORITHMS, SHIPPED, Config, load
+from hetperm.reproduce import combinations, grid
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1".split()
@@ -157,6 +158,16 @@ def test_the_paper_experiment_is_reproduced_with_figure_and_tables(tmp_path):
     assert (out / "seed-1" / "summary.json").is_file()
 
 
+def grid_sizes() -> dict[str, int]:
+    return {method: len(list(combinations(table))) for method, table in grid(SHIPPED / "tuning/synthetic.toml").items()}
+
+
+def test_the_grid_is_as_large_for_every_method():
+    sizes = grid_sizes()
+    assert tuple(sizes) == ALGORITHMS
+    assert len(set(sizes.values())) == 1
+
+
 @pytest.mark.slow
 def test_tuning_looks_at_validation_data_only_and_writes_what_it_chose(tmp_path):
     out = tmp_path / "tuned"
@@ -167,4 +178,4 @@ def test_tuning_looks_at_validation_data_only_and_writes_what_it_chose(tmp_path)
     assert chosen.keys() == {"local", "ifca"}
     assert chosen["ifca"].keys() == {"lr", "clusters"}
     rows = (out / "tuning.csv").read_text().splitlines()
-    assert len(rows) == 1 + 3 * 6
+    assert len(rows) == 1 + sum(grid_sizes()[method] for method in ("perm", "local", "ifca"))
