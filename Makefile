@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS   ?=
 TRAIN  ?= examples/federate_widths.py
-BENCH  ?= bench/extraction.py
+BENCH  ?= bench/extraction.py bench/mixing.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ test: lint ## check the style, then run every test (ARGS go to pytest)
 train: setup ## train one model on clients of five sizes (digits, under a minute), with a table and a picture
 	$(VENV) $(TRAIN) $(ARGS)
 
-bench: setup ## time extraction and write-back against the naive version
+bench: setup ## time extraction against the naive version, and the solver and the schedule
 	@set -e; for file in $(BENCH); do echo "$(VENV) $$file $(ARGS)"; $(VENV) $$file $(ARGS); done
 
 lint: setup ## check the style
