@@ -1,6 +1,7 @@
 """IndexSet: the m_i of the paper, as kept channels instead of a mask."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ from submodels.axismap import AxisMap
 from submodels.terms import Term, scales
 
 _MOST_BLOCKS = 64  # beyond this many rectangles an indexed copy is cheaper
+_SMALL = 8192  # up to this many numbers, cut along one axis, two rectangles are dearer than one indexed copy
 
 Block = tuple[tuple[slice, ...], tuple[slice, ...]]  # (where in the whole tensor, where in the sub-tensor)
 
@@ -86,8 +88,7 @@ class IndexSet:
                 f"{name} has shape {tuple(tensor.shape)}; this index set keeps a part of shape {plan.part}"
             )
         if plan.blocks is None:
-            grid = _grid(plan.indexed, into)
-            return into.index_put_(grid, tensor.to(into.dtype), accumulate=accumulate)
+            return _scatter_indexed(plan.indexed, into, tensor.to(into.dtype), accumulate)
         for whole, part in plan.blocks:
             if accumulate:
                 into[whole] += tensor[part]
@@ -158,7 +159,7 @@ def _plan(terms: Sequence[Term], index: IndexSet) -> _Plan:
     for i, positions in indexed:
         runs[i] = _runs(positions)
         count *= len(runs[i])
-        if count > _MOST_BLOCKS:
+        if count > (_MOST_BLOCKS if math.prod(part) > _SMALL or len(indexed) > 1 else 1):
             return _Plan(whole, part, None, indexed)
     blocks = tuple((tuple(r[0] for r in block), tuple(r[1] for r in block)) for block in itertools.product(*runs))
     return _Plan(whole, part, blocks, indexed)
@@ -174,6 +175,14 @@ def _runs(positions: Tensor) -> list[tuple[slice, slice]]:
     return [
         (slice(start, start + b - a), slice(a, b)) for start, a, b in zip(starts, edges[:-1], edges[1:], strict=True)
     ]
+
+
+def _scatter_indexed(indexed: Sequence[tuple[int, Tensor]], into: Tensor, tensor: Tensor, accumulate: bool) -> Tensor:
+    if len(indexed) > 1:
+        return into.index_put_(_grid(indexed, into), tensor, accumulate=accumulate)
+    ((dim, index),) = indexed
+    index = index.to(into.device)
+    return into.index_add_(dim, index, tensor) if accumulate else into.index_copy_(dim, index, tensor)
 
 
 def _grid(indexed: Sequence[tuple[int, Tensor]], whole: Tensor) -> tuple[Tensor, ...]:
