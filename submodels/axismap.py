@@ -160,7 +160,7 @@ class AxisMap:
         Args:
             own: channels a sub-model has; it can keep no more than those.
 
-        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.1 * 30 = 3.0000000000000004``.
+        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.07 * 100 = 7.000000000000001``.
         """
         check_width(width, self.sizes)
         own = own or self.sizes
