@@ -14,6 +14,7 @@ _HOME = {
     "sweep": "experiment",
     "Result": "experiment",
     "Client": "client",
+    "load_client": "saved",
 }
 _MODULES = ("mixing", "shuffle", "discrepancy", "complexity")
 __all__ = [*_HOME, *_MODULES]

@@ -29,7 +29,7 @@ class TrainFlags(Config):
     """Train every client's own model, compare with rivals, and write it all to a folder."""
 
     config: Path | None = None
-    """A TOML file, or the name of one that comes with hetperm (digits, synthetic); read first, flags win."""
+    """A TOML file, or the name of one that comes with hetperm (such as synthetic); read first, flags win."""
 
     def __post_init__(self):
         """Nothing: what a flag says is judged in a Config, whose errors name the field and not this class."""
@@ -105,7 +105,7 @@ def guarded(command: Callable[[Sequence[str]], None], args: Sequence[str]) -> in
         print(f"error: {one_line(str(error)) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; what was written before is whole", file=sys.stderr)
+        print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
         return 130
     return 0
 
@@ -176,26 +176,45 @@ def _run(config: Config) -> None:
     from hetperm import experiment
 
     methods = (config.algorithm, *config.baselines)
-    with progress(methods, epochs=config.epochs, runs=max(1, len(config.seeds)), quiet=config.quiet) as on_epoch:
+    runs = max(1, len(config.seeds))
+    with progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
+        hooks = {"on_epoch": bar, "on_start": announce}
         if config.seeds:
-            summary, results = experiment.sweep(config, on_epoch=on_epoch)
+            summary, results = experiment.sweep(config, **hooks)
             folder = results[0].folder.parent
         else:
-            results = [experiment.run(config, on_epoch=on_epoch)]
+            results = [experiment.run(config, **hooks)]
             summary, folder = results[0].summary, results[0].folder
     show(summary, results)
-    say(f"written to {folder}")
+    say(f"written to {folder}: report.html, summary.json, pictures, and each client's model in models/")
+
+
+def announce(setting: Any) -> None:
+    """Nothing; what is going to be trained, and what each tier can afford, is printed."""
+    from hetperm.engine import name_of
+    from hetperm.report import tables
+
+    config = setting.config
+    engine = name_of(config.engine, config.workers, setting.shop)
+    workers = f" with {config.workers} workers" if config.workers > 1 else ""
+    say(f"{setting.description}; engine {engine}{workers}")
+    if setting.profile:
+        say(tables.profile_table(setting.profile, title=f"capacity profile {config.capacity_profile}"))
 
 
 def show(summary: Mapping[str, Any], results: Sequence[Any]) -> None:
-    """Nothing; the closing table of a run, or of the aggregate of several, is printed."""
+    """Nothing; the closing tables of a run, or of the aggregate of several, are printed."""
     from hetperm.experiment import histories
     from hetperm.report import tables
 
-    say(results[0].setting.description)
     say(tables.closing_table(summary))
+    if len(summary["tiers"]) > 1:
+        say(tables.tier_table(summary, [row for result in results for row in result.clients]))
     N = summary["num_clients"]
-    for line in tables.mixing_lines(summary) + tables.visit_lines(histories(results), N):
+    lines = tables.mixing_lines(summary) + tables.visit_lines(histories(results), N)
+    if "paired" in summary:
+        lines += tables.paired_lines(summary)
+    for line in lines:
         say(line)
 
 

@@ -51,6 +51,7 @@ class Client:
         group: the known group its data come from, for reports only: no algorithm sees it.
         key: what its randomness is derived from instead of its place in a list, so that relabelled clients give
             relabelled results; None leaves the numbering to whoever runs the clients.
+        classes: (num_classes,) bool, the only classes it trains and predicts; None: all.
 
     Example:
         >>> Client(train=(torch.zeros(8, 60), torch.zeros(8, dtype=torch.long)), width=0.25).n_train
@@ -63,6 +64,7 @@ class Client:
     width: float = 1.0
     group: int | None = None
     key: int | None = None
+    classes: Tensor | None = None
 
     def __post_init__(self):
         for part, pair in (("train", self.train), ("val", self.val), ("test", self.test)):

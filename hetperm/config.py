@@ -12,8 +12,11 @@ import tomli_w
 from tyro.conf import Suppress
 from tyro.constructors import PrimitiveConstructorSpec
 
-# The methods by name; experiment.ALGORITHMS has the same keys, and a test says so.
-ALGORITHMS = ("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca")
+# The methods by name; methods.ALGORITHMS has the same keys, and a test says so.
+ALGORITHMS = (
+    *("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
+    *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
+)
 SHIPPED = Path(__file__).resolve().parent / "configs"  # the project's configs/, also in the wheel
 
 Names = Annotated[
@@ -36,20 +39,28 @@ class Config:
     """Name of the run; it is written to runs/NAME; None: the data set and the algorithm."""
     out: Path | None = None
     """Folder to write to, which must not exist; None: runs/NAME, or runs/NAME-2, ... if that is taken."""
+    resume: bool = False
+    """Go on with the run in that folder (the latest of its name) where it stopped; starts afresh if there is none."""
 
+    capacity_profile: str = "mobile"
+    """How sizes are spread over clients: mobile, mobile-ram, iot, edge-cluster, cross-silo, uniform5, homogeneous, or a
+    TOML file."""
+    widths_from: Literal["profile", "budget"] = "profile"
+    """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: str = "perm"
-    """perm, perm-two-stage, local, fedavg, fedavg-ft, perfedavg, pfedme, apfl or ifca."""
-    baselines: Names = ("local", "fedavg-ft")
+    """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, heterofl, feddropout, fedrolex or fjord; with
+    -ft fedavg and the last four are fine-tuned at home."""
+    baselines: Names = ("local", "heterofl-ft")
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, synthetic, mnist or fashion-mnist."""
+    """digits, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH or leaf:PATH."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
     """Fetch a data set that is not there."""
     partition: str = "label-shift:2"
-    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g or rotation:g."""
+    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g or writer."""
     num_clients: int = 20
     """Number of clients, N."""
     samples_per_client: int | None = None
@@ -62,6 +73,8 @@ class Config:
     """logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Suppress[Mapping[str, Any]] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
+    label_mask: bool = False
+    """Clients train and predict the classes they have and no others; for all methods alike."""
 
     epochs: int = 12
     """Epochs of personalised training, R."""
@@ -77,10 +90,24 @@ class Config:
     """Samples each client uses for a step of the global model."""
     warmup_rounds: int = 10
     """Rounds of plain federated averaging before mixing weights are estimated."""
+    extraction: Literal["static", "random", "rolling"] = "static"
+    """Part of the global model that a client trains: the first channels, a fresh draw, or a window that moves on."""
+    nested: Literal["static", "random", "rolling", "skip"] = "static"
+    """Part of a visiting model that a host too small for it trains; skip: no such visits."""
+    personal_width: Literal["own", "smallest"] = "own"
+    """Size of the personal models: as much as each client can hold, or as much as all can."""
+    server_mix: Literal["none", "alpha"] = "none"
+    """Mix personal models by alpha at the end of an epoch, over what they have in common; ours, not in the paper."""
+    inplace_kd: float = 0.0
+    """Weight of in-place distillation: visiting models teach a narrower part of themselves; ours, not in the paper."""
     step_rule: Literal["max", "paper"] = "max"
     """Step of model i at host j: eta alpha_ij / max_j alpha_ij, or the paper's eta alpha_ij N."""
     schedule: Literal["colour", "ring"] = "colour"
     """Visits: those with weight in as few rounds as can be, or the paper's ring of N rounds."""
+    discrepancy: Literal["probe", "masked"] = "probe"
+    """Model at which clients compare gradients: one that all can hold, or each its own part (the paper)."""
+    vc_weight: float | Literal["raw"] = 0.05
+    """Weight of the complexity of hosts' models, if they differ, in units of noise; raw: as the paper writes it."""
     regularization: float | Literal["noise", "level"] = "noise"
     """How far mixing weights spread: from the noise of gradients (noise, level), or the paper's lambda, a number."""
     noise_batches: int = 8
@@ -108,6 +135,10 @@ class Config:
     """Precision of models and data."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
+    engine: Literal["auto", "sequential", "threads"] = "auto"
+    """How visits are run, with the same numbers: one after the other, or those of a round at once; auto: by workers."""
+    workers: int = 1
+    """Threads that run visits."""
     seed: int = 0
     """Decides all randomness of a run."""
     seeds: tuple[int, ...] = ()
@@ -141,13 +172,13 @@ class Config:
     def to_toml(self) -> str:
         """The resolved configuration as TOML: running it again gives the same numbers.
 
-        Where a run is written to and how much it says are not part of it.
+        Where a run is written to, how it is computed and how much it says are not part of it.
 
         Example:
             >>> Config(epochs=3).to_toml().splitlines()[:2]
             ['algorithm = "perm"', 'baselines = [']
         """
-        settings = {name: getattr(self, name) for name in FIELDS if name not in ("out", "quiet", "rivals")}
+        settings = {name: getattr(self, name) for name in FIELDS if name not in (*NOT_KEPT, "rivals")}
         plain = {name: _plain(value) for name, value in settings.items() if value is not None and value != {}}
         tables = {name: plain.pop(name) for name in list(plain) if isinstance(plain[name], dict)}
         if not self.seeds:
@@ -156,6 +187,7 @@ class Config:
 
 
 FIELDS = tuple(each.name for each in fields(Config))
+NOT_KEPT = ("out", "resume", "quiet", "engine", "workers")  # what decides no number
 
 
 def load(path: str | Path) -> Config:
@@ -297,6 +329,14 @@ def _regularization(name: str, value: Any) -> float | str:
     return float(value)
 
 
+def _vc_weight(name: str, value: Any) -> float | str:
+    if value == "raw":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a number of at least 0, or 'raw', the paper's")
+    return float(value)
+
+
 def _table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r}; it must be a table of options")
@@ -317,6 +357,9 @@ _positive = _number(lambda x: x > 0, "above 0")
 CHECKS: dict[str, Check] = {
     "name": _maybe(_file_name),
     "out": _maybe(_path),
+    "resume": _flag,
+    "capacity_profile": _text,
+    "widths_from": _one_of("profile", "budget"),
     "algorithm": _algorithm,
     "baselines": _several(_algorithm),
     "dataset": _text,
@@ -329,6 +372,7 @@ CHECKS: dict[str, Check] = {
     "image_size": _maybe(_whole(1)),
     "model": _text,
     "model_options": _table,
+    "label_mask": _flag,
     "epochs": _whole(1),
     "local_steps": _whole(1),
     "batch_size": _whole(1),
@@ -336,8 +380,15 @@ CHECKS: dict[str, Check] = {
     "global_lr": _positive,
     "global_batch": _whole(1),
     "warmup_rounds": _whole(0),
+    "extraction": _one_of("static", "random", "rolling"),
+    "nested": _one_of("static", "random", "rolling", "skip"),
+    "personal_width": _one_of("own", "smallest"),
+    "server_mix": _one_of("none", "alpha"),
+    "inplace_kd": _number(lambda x: x >= 0, "of at least 0"),
     "step_rule": _one_of("max", "paper"),
     "schedule": _one_of("colour", "ring"),
+    "discrepancy": _one_of("probe", "masked"),
+    "vc_weight": _vc_weight,
     "regularization": _regularization,
     "noise_batches": _whole(2),
     "alpha_steps": _maybe(_whole(1)),
@@ -351,6 +402,8 @@ CHECKS: dict[str, Check] = {
     "eval_finished": _whole(0),
     "dtype": _one_of("float32", "float64"),
     "device": _text,
+    "engine": _one_of("auto", "sequential", "threads"),
+    "workers": _whole(1),
     "seed": _whole(0),
     "seeds": _several(_whole(0)),
     "quiet": _flag,
@@ -379,4 +432,19 @@ def _nothing_to_descend(config: Config) -> str | None:
     return None
 
 
-CONTRADICTIONS = (_two_returned_models, _nothing_to_descend)
+def _mixes_other_parts(config: Config) -> str | None:
+    if config.server_mix == "alpha" and config.nested in ("random", "rolling"):
+        return (
+            f"server_mix 'alpha' mixes models over shared channels, and nested {config.nested!r} trains others; "
+            "set nested to 'static' or 'skip', or server_mix to 'none'"
+        )
+    return None
+
+
+def _one_worker(config: Config) -> str | None:
+    if config.engine == "sequential" and config.workers > 1:
+        return f"engine 'sequential' has one worker and workers is {config.workers}; use engine 'threads' or 'auto'"
+    return None
+
+
+CONTRADICTIONS = (_two_returned_models, _nothing_to_descend, _mixes_other_parts, _one_worker)

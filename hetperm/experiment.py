@@ -1,4 +1,4 @@
-"""A run from beginning to end: data, model, algorithm, rivals, evaluation, and the folder it is written to."""
+"""A run from beginning to end: the algorithm, its rivals, and the folder that all of it is written to."""
 
 import copy
 import math
@@ -6,54 +6,31 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import hetperm
-from hetperm import data, mixing
+from hetperm import checkpoint, mixing, saved
 from hetperm.client import Client
 from hetperm.config import Config
-from hetperm.engine import Sequential
-from hetperm.evaluate import accuracy, evaluate, summarise
-from hetperm.local import Loss, Params, Workbench
-from hetperm.methods import ALGORITHMS, check, options_for
-from hetperm.randomness import seed_for
+from hetperm.engine import name_of
+from hetperm.local import Loss
+from hetperm.methods import check
+from hetperm.partial import coverage
 from hetperm.report import folder as files
-from hetperm.report import pictures
+from hetperm.report import html, pictures
+from hetperm.setting import OWN, Metric, Setting, one_thread, own, prepare
 from hetperm.state import State
-from hetperm.visits import NotFinite
-from submodels import zoo
-from submodels.norms import check_batch, recalibrate
+from hetperm.training import Trained, budget, by_tier, figures, put, train
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; the larger the better
 OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metrics)
-Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracy and loss of every client
-OWN = "own"  # the data set of fit
-TIER = "full"  # every client holds the whole model
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What one method came to.
-
-    Attributes:
-        history: one row per epoch.
-        accuracy, loss: of each client's model on its test data; nan for a client that has none.
-    """
-
-    method: str
-    state: State
-    history: tuple[Mapping[str, Any], ...]
-    accuracy: tuple[float, ...]
-    loss: tuple[float, ...]
-    seconds: float
+OnStart = Callable[[Setting], object]
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,7 @@ class Result:
         accuracy: mean over clients; `tiers`: by size of model; `clients`: one row each.
         folder: where it was written; None if it was not.
         history: the metrics, one row per epoch.
-        summary: what summary.json holds; `baselines`: the rivals; `setting`: what all of them had in common.
+        summary: what summary.json holds; `main`: the algorithm, `baselines`: its rivals.
     """
 
     alpha: Tensor | None
@@ -73,74 +50,47 @@ class Result:
     tiers: Mapping[str, Mapping[str, Any]]
     clients: tuple[Mapping[str, Any], ...]
     folder: Path | None
-    history: tuple[Mapping[str, Any], ...]
-    state: State
     summary: Mapping[str, Any]
+    main: Trained
     baselines: Mapping[str, Trained]
-    setting: "Setting"
+
+    @property
+    def setting(self) -> Setting:
+        """What all methods had in common."""
+        return self.main.setting
+
+    @property
+    def state(self) -> State:
+        """Where the algorithm ended."""
+        return self.main.state
+
+    @property
+    def history(self) -> tuple[Mapping[str, Any], ...]:
+        """The metrics, one row per epoch."""
+        return self.main.history
 
     def model(self, i: int) -> nn.Module:
-        """Client i's own model, in evaluation mode."""
-        bench, client = self.setting.bench, self.setting.clients[i]
-        _put(bench, self.state.deployed[i], client)
+        """Client i's own model, of its own size, in evaluation mode."""
+        bench = self.setting.shop.at(self.main.widths[i])
+        put(bench, self.state.deployed[i], self.setting.clients[i])
         return copy.deepcopy(bench.module).eval()
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all methods of a run have in common."""
-
-    clients: tuple[Client, ...]
-    bench: Workbench
-    start: Params
-    metric: Metric
-    dataset: str
-    config: Config
-
-    @property
-    def groups(self) -> tuple[int, ...] | None:
-        groups = tuple(client.group for client in self.clients)
-        return None if None in groups else groups
-
-    @property
-    def description(self) -> str:
-        """One line: the data, the model and where it is trained."""
-        config, size = self.config, sum(x.numel() for x in self.start.values())
-        data, model = self.dataset, type(self.bench.module).__name__
-        if self.dataset != OWN:
-            data, model = f"{data} {config.partition}", zoo.resolve(config.model)
-        return f"{data}; {model} with {size:,} parameters; {config.dtype} on {config.device}"
-
-
-def run(config: Config, *, on_epoch: OnEpoch | None = None) -> Result:
+def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None) -> Result:
     """The result of one run with one seed, written to a folder.
 
     Args:
         on_epoch: called with the method and the row of metrics after every epoch of every method.
+        on_start: called once with the setting, before anything is trained.
     """
     if config.seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check(config)
-    folder = files.free(config.out, run_name(config))
+    folder = files.place(config.out, run_name(config), resume=config.resume)
     setting = prepare(config)
-    return _execute(setting, files.create(folder), on_epoch)
-
-
-def prepare(config: Config) -> Setting:
-    """The data and the model of a run, ready to be trained."""
-    problem = data.load(
-        config.dataset,
-        num_clients=config.num_clients,
-        partition=config.partition,
-        samples_per_client=config.samples_per_client,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        data_dir=config.data_dir,
-        download=config.download,
-        image_size=config.image_size,
-    )
-    model = build(config, problem)
-    return _setting(model, problem.clients, config, loss=None, metric=None, dataset=problem.name)
+    if on_start:
+        on_start(setting)
+    return _execute(setting, _opened(folder, setting.config), on_epoch)
 
 
 def fit(
@@ -156,8 +106,8 @@ def fit(
 
     Args:
         model: any module, with the weights to begin from; it is not changed.
-        clients: their shards; a client without test data is trained and not scored.
-        config: how to train; what it says about data and model is not used.
+        clients: their shards and widths; a client without test data is trained and not scored.
+        config: how to train; what it says about data, model and capacity profile is not used.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
         metric: (outputs, labels) -> mean over the batch, the larger the better; accuracy unless given.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
@@ -169,34 +119,51 @@ def fit(
         raise ValueError("there are no clients; give at least one")
     check(config)
     config = config.override(num_clients=len(clients), dataset=OWN)
-    folder = None if config.out is None else files.free(config.out, "")
-    setting = _setting(model, clients, config, loss=loss, metric=metric, dataset=OWN)
-    return _execute(setting, None if folder is None else files.create(folder), on_epoch)
+    folder = None if config.out is None else files.place(config.out, "", resume=config.resume)
+    setting = own(model, clients, config, loss=loss, metric=metric)
+    return _execute(setting, None if folder is None else _opened(folder, setting.config), on_epoch)
 
 
-def sweep(config: Config, *, on_epoch: OnEpoch | None = None) -> tuple[dict[str, Any], list[Result]]:
+def sweep(
+    config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
+) -> tuple[dict[str, Any], list[Result]]:
     """The aggregate of one run per seed, and the runs; each is in a folder of its own inside the one of all."""
     if not config.seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check(config)
-    folder = files.free(config.out, run_name(config))
+    folder = files.place(config.out, run_name(config), resume=config.resume)
     results = []
     for seed in config.seeds:
         one = config.override(seed=seed, seeds=(), out=folder / f"seed-{seed}")
-        results.append(run(one, on_epoch=on_epoch))
+        results.append(run(one, on_epoch=on_epoch, on_start=on_start if seed == config.seeds[0] else None))
         files.write(folder / "config.toml", config.override(device=results[0].setting.config.device).to_toml())
     summary = aggregate(results, config)
     files.write_json(folder / "summary.json", summary)
     files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
-    pictures.save(_accuracy_picture(results, config.num_clients), folder / "accuracy.png")
+    files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
+    pictures.save(_accuracy_picture(results), folder / "accuracy.png")
+    pictures.save(pictures.tiers(summary, title=_title(summary)), folder / "tiers.png")
+    html.write(folder)
     return summary, results
 
 
 def aggregate(results: Sequence[Result], config: Config) -> dict[str, Any]:
-    """The summary of several runs: the mean of every figure, and under ``spread`` its standard deviation over seeds."""
+    """The summary of several runs: the mean of every figure, and its standard deviation over seeds (``spread``).
+
+    ``paired`` holds, for each rival, how far the algorithm is ahead of it, seed by seed.
+    """
     summaries = [{key: value for key, value in result.summary.items() if key != "seed"} for result in results]
     mean, spread = files.mean_and_spread(summaries)
-    return {**mean, "seeds": list(config.seeds), "spread": spread}
+    paired = {
+        name: _paired([each["accuracy"]["mean"] - each["baselines"][name]["accuracy"]["mean"] for each in summaries])
+        for name in mean["baselines"]
+    }
+    return {**mean, "seeds": list(config.seeds), "spread": spread, "paired": paired}
+
+
+def _paired(differences: list[float]) -> dict[str, Any]:
+    mean, std = files.mean_and_spread(differences)
+    return {"mean": mean, "std": std, "differences": differences}
 
 
 def _seed_row(result: Result) -> dict[str, Any]:
@@ -207,83 +174,21 @@ def _seed_row(result: Result) -> dict[str, Any]:
 
 def run_name(config: Config) -> str:
     """The name of a run's folder in runs/."""
-    return config.name or f"{config.dataset}-{config.algorithm}"
+    return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
 
 
-# What a run is about
-
-
-def build(config: Config, problem: data.Problem) -> nn.Module:
-    """The model of a run, with weights that the seed decides."""
-    sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(config.seed, "model"))
-        try:
-            return zoo.build(config.model, **sizes, **config.model_options)
-        except TypeError as error:
-            raise ValueError(f"model {config.model!r} does not take these model_options ({error})") from error
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
-    return device
-
-
-def _setting(
-    model: nn.Module,
-    clients: Sequence[Client],
-    config: Config,
-    *,
-    loss: Loss | None,
-    metric: Metric | None,
-    dataset: str,
-) -> Setting:
-    device, dtype = device_of(config.device), getattr(torch, config.dtype)
-    clients = tuple(_numbered(clients))
-    for i, client in enumerate(clients):
-        if client.width != 1:
-            raise ValueError(f"client {i} has width {client.width:g}; {config.algorithm} trains models of one size")
-        check_batch(model, client.n_train)
-    module = copy.deepcopy(model).to(device, dtype)
-    bench = Workbench(module, F.cross_entropy if loss is None else loss)
-    if not bench.slots:
-        raise ValueError("the model has no parameters to train; set requires_grad on some")
-    clients = tuple(_moved(client, device, dtype) for client in clients)
-    metric = accuracy if metric is None else metric
-    return Setting(clients, bench, bench.take(), metric, dataset, config.override(device=str(device)))
-
-
-def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
-    """The clients, each with a key: its own, or its place."""
-    keys = [i if client.key is None else client.key for i, client in enumerate(clients)]
-    for i, (client, key) in enumerate(zip(clients, keys)):
-        if keys.index(key) != i:
-            raise ValueError(f"clients {keys.index(key)} and {i} have the same key {key}; keys tell clients apart")
-        yield replace(client, key=key)
-
-
-def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
-    """The client with its shard where models are trained; what it is scored on moves batch by batch."""
-    train = tuple(x.to(device, dtype if x.is_floating_point() else None) for x in client.train)
-    return replace(client, train=train)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A context in which torch computes on one thread: models are small, and sums come out the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _opened(folder: Path, config: Config) -> Path:
+    """The folder of a run, made, or found with the same configuration in it."""
+    known, text = folder / "config.toml", config.to_toml()
+    if known.exists():
+        difference = checkpoint.changed(tomllib.loads(known.read_text(encoding="utf-8")), tomllib.loads(text))
+        if difference:
+            raise ValueError(f"{folder} cannot be resumed: {difference}")
+    else:
+        files.create(folder)
+        files.write(known, text)
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    return folder
 
 
 # The run
@@ -291,189 +196,100 @@ def one_thread() -> Iterator[None]:
 
 def _execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None) -> Result:
     config, began = setting.config, time.perf_counter()
-    if folder:
-        files.write(folder / "config.toml", config.to_toml())
+    kept = None if folder is None else folder / "checkpoint"
+    if folder and setting.profile:
+        files.write_csv(folder / "profile.csv", setting.profile)
 
-    def show(method: str, rows: list[Mapping[str, Any]]) -> None:
+    def show(method: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if folder and method == config.algorithm:
             files.write_csv(folder / "metrics.csv", rows)
         if on_epoch:
             on_epoch(method, rows[-1])
 
     with one_thread():
-        main = train(setting, config.algorithm, steps=budget(config), show=show)
+        main = train(setting, config.algorithm, steps=budget(config), show=show, folder=kept)
         taken = math.ceil(main.state.work.client_steps / len(setting.clients))
         steps = taken if config.steps is None else config.steps
-        result = _result(setting, main, {}, folder)
+        result = _result(main, {}, folder)
         for name in config.baselines:
-            _write(result, folder)  # a rival that fails takes nothing with it
-            result = _result(
-                setting, main, {**result.baselines, name: train(setting, name, steps=steps, show=show)}, folder
-            )
-    _write(result, folder)
-    _draw(result, folder)
+            _write(result)  # a rival that fails takes nothing with it
+            rival = train(setting, name, steps=steps, show=show, folder=kept)
+            result = _result(main, {**result.baselines, name: rival}, folder)
+        _write(result)
+        _save_models(result)
+    _draw(result)
     if folder:
-        files.write_json(folder / "timing.json", _timing(result, main, time.perf_counter() - began))
+        files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
+        html.write(folder)
     return result
-
-
-def budget(config: Config) -> int:
-    """Steps of each client if PERM does not run to say how many: those of PERM with every visit."""
-    return config.steps or (config.warmup_rounds + config.epochs * config.num_clients) * config.local_steps
-
-
-def train(
-    setting: Setting,
-    method: str,
-    *,
-    steps: int,
-    show: Callable[[str, list[Mapping[str, Any]]], object] = lambda method, rows: None,
-) -> Trained:
-    """What a method comes to with ``steps`` gradients a client (PERM takes as many as its visits need)."""
-    began = time.perf_counter()
-    config, rows = setting.config, []
-    algorithm, _ = ALGORITHMS[method]
-    engine = Sequential(setting.clients, setting.bench)
-    begin, epoch, finish = algorithm(setting.clients, engine, setting.start, options_for(method, config, steps=steps))
-    try:
-        state = begin()
-        for r in range(1, config.epochs + 1):
-            before, state = state, epoch(state)
-            last = r == config.epochs
-            done = finish(state) if last or (config.eval_finished and r % config.eval_finished == 0) else state
-            row, scores = _row(setting, done, r, evaluated=last or r % config.eval_every == 0 or done is not state)
-            row["finished"] = int(done is not state)
-            rows.append(row | _visits(config, before, state))
-            show(method, rows)
-    except NotFinite as error:
-        raise NotFinite(f"{method}: {error}") from error
-    except RuntimeError as error:
-        raise RuntimeError(f"{method}: {error}") from error
-    return Trained(method, done, tuple(rows), *scores, seconds=time.perf_counter() - began)
-
-
-def score(setting: Setting, models: Sequence[Params], part: str, *, place: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own ``part``, "val" or "test"; nan where it has none."""
-    accuracies, losses = [], []
-    for i, (client, params) in enumerate(zip(setting.clients, models, strict=True)):
-        pair = getattr(client, part)
-        if pair is None:
-            loss = metric = math.nan
-        else:
-            _put(setting.bench, params, client)
-            loss, metric = evaluate(setting.bench.module, pair, loss=setting.bench.loss, metric=setting.metric)
-            if not (math.isfinite(loss) and math.isfinite(metric)):
-                found = f"{part} loss {loss:g}, metric {metric:g}"
-                raise NotFinite(f"{place}: client {i}: {found}; lower the learning rate (personal_lr, global_lr)")
-        accuracies.append(metric)
-        losses.append(loss)
-    return tuple(accuracies), tuple(losses)
-
-
-def _put(bench: Workbench, params: Params, client: Client) -> None:
-    """A client's model on the bench, ready to be evaluated: norms use the statistics of the client's own shard."""
-    bench.load(params)
-    pieces = math.ceil(client.n_train / 512)
-    recalibrate(bench.module, client.train[0].tensor_split(pieces))
-
-
-def _row(setting: Setting, state: State, r: int, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
-    """The metrics of an epoch, and how each client's deployed model does on test data.
-
-    Work so far, and figures of the iterate and of the tail average once it has begun, on test and validation data.
-    """
-    row, test = {"epoch": r, **vars(state.work)}, ((), ())
-    if not evaluated:
-        return row, test
-    models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
-    for prefix, v in models.items():
-        parts = {part: score(setting, v, part, place=f"after epoch {r}") for part in ("test", "val")}
-        test = parts["test"]
-        for label, scores in (("", parts["test"]), ("val_", parts["val"])):
-            for quantity, figures in _figures(setting, *scores).items():
-                row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in figures.items()}
-        row[f"{prefix}accuracy_tier_{TIER}"] = row[f"{prefix}accuracy_mean"]
-    return row, test
-
-
-def _visits(config: Config, before: State, after: State) -> dict[str, int]:
-    """The visits of one epoch, and the rounds they took: as many as the largest degree, or N on the ring."""
-    if before.alpha is None:
-        return {}
-    pairs = before.alpha > 0
-    degree = int(torch.maximum(pairs.sum(0), pairs.sum(1)).max())
-    rounds = degree if config.schedule == "colour" else len(pairs)
-    return {"epoch_visits": after.work.visits - before.work.visits, "epoch_rounds": rounds}
-
-
-def _figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Accuracy and loss over the clients that were scored."""
-    scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
-    n = [setting.clients[i].n_train for i in scored]
-    if not scored:
-        nothing = dict.fromkeys(summarise([0.0], [1]), math.nan)
-        return {"accuracy": nothing, "loss": nothing}
-    return {
-        "accuracy": summarise([accuracies[i] for i in scored], n),
-        "loss": summarise([losses[i] for i in scored], n, largest_is_worst=True),
-    }
 
 
 # What it came to
 
 
-def _result(setting: Setting, main: Trained, baselines: Mapping[str, Trained], folder: Path | None) -> Result:
-    config = setting.config
-    figures = _method_summary(setting, main)
+def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None) -> Result:
+    setting = main.setting
+    found = _method_summary(main, setting)
     summary = {
-        "algorithm": config.algorithm,
+        "algorithm": main.method,
         "dataset": setting.dataset,
         "num_clients": len(setting.clients),
-        "seed": config.seed,
-        "epochs": config.epochs,
-        **figures,
-        "baselines": {name: _method_summary(setting, each) for name, each in baselines.items()},
+        "seed": setting.config.seed,
+        "epochs": setting.config.epochs,
+        "capacity_profile": setting.config.capacity_profile if setting.profile else None,
+        **found,
+        "baselines": {name: _method_summary(each, setting) for name, each in baselines.items()},
     }
-    alpha = main.state.alpha
+    return Result(
+        alpha=main.state.alpha,
+        accuracy=found["accuracy"]["mean"],
+        tiers=found["tiers"],
+        clients=tuple(_client_rows(main, baselines)),
+        folder=folder,
+        summary=summary,
+        main=main,
+        baselines=baselines,
+    )
+
+
+def _client_rows(main: Trained, baselines: Mapping[str, Trained]):
+    setting, alpha = main.setting, main.state.alpha
     partners = [None] * len(setting.clients) if alpha is None else mixing.effective_partners(alpha).tolist()
-    clients = tuple(
-        {
+    for i, client in enumerate(setting.clients):
+        yield {
             "client": i,
-            "tier": TIER,
+            "tier": setting.tiers[i],
             "width": client.width,
+            "params": setting.num_params(main.widths[i]),
             "group": client.group,
             "n_train": client.n_train,
             "n_val": client.n_val,
             "accuracy": main.accuracy[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
+            **{f"accuracy_{name}": each.accuracy[i] for name, each in baselines.items()},
         }
-        for i, client in enumerate(setting.clients)
-    )
-    return Result(
-        alpha=alpha,
-        accuracy=figures["accuracy"]["mean"],
-        tiers=figures["tiers"],
-        clients=clients,
-        folder=folder,
-        history=main.history,
-        state=main.state,
-        summary=summary,
-        baselines=baselines,
-        setting=setting,
-    )
 
 
-def _method_summary(setting: Setting, trained: Trained) -> dict[str, Any]:
-    """The figures of one method, as summary.json has them."""
-    figures = _figures(setting, trained.accuracy, trained.loss)
-    work = vars(trained.state.work)
+def _method_summary(trained: Trained, setting: Setting) -> dict[str, Any]:
+    """The figures of one method, as summary.json has them; ``setting`` says which tier a client is of."""
+    found = figures(setting, trained.accuracy, trained.loss)
+    accuracies = by_tier(setting, trained.accuracy)
+    tiers = {}
+    for tier in setting.tier_names:
+        members = [i for i, name in enumerate(setting.tiers) if name == tier]
+        tiers[tier] = {
+            "clients": len(members),
+            "width": setting.clients[members[0]].width,
+            "params": trained.setting.num_params(trained.widths[members[0]]),
+            "accuracy": accuracies[tier],
+        }
     return {
-        "accuracy": figures["accuracy"],
-        "loss": figures["loss"],
-        "tiers": {TIER: {"clients": len(setting.clients), "width": 1.0, "accuracy": figures["accuracy"]["mean"]}},
+        "accuracy": found["accuracy"],
+        "loss": found["loss"],
+        "tiers": tiers,
         "alpha": _alpha_summary(setting, trained.state.alpha),
-        "cost": dict(work),
+        "cost": dict(vars(trained.state.work)),
     }
 
 
@@ -484,13 +300,14 @@ def _alpha_summary(setting: Setting, alpha: Tensor | None) -> dict[str, Any] | N
         "effective_partners": float(mixing.effective_partners(alpha).mean()),
         "nonzero": float(mixing.nonzero(alpha).double().mean()),
         "self_weight": float(alpha.diagonal().mean()),
-        "same_tier_mass": mixing.same_group_mass(alpha, [client.width for client in setting.clients]),
+        "same_tier_mass": mixing.same_group_mass(alpha, setting.tiers),
         "same_group_mass": None if setting.groups is None else mixing.same_group_mass(alpha, setting.groups),
     }
 
 
-def _write(result: Result, folder: Path | None) -> None:
-    """Nothing; the files of a run, pictures excepted, are there."""
+def _write(result: Result) -> None:
+    """Nothing; the files of a run, models and pictures excepted, are there."""
+    folder = result.folder
     if folder is None:
         return
     files.write_json(folder / "summary.json", result.summary)
@@ -501,25 +318,70 @@ def _write(result: Result, folder: Path | None) -> None:
         files.write_csv(folder / "baselines.csv", rivals)
     if result.alpha is not None:
         files.write_alpha(folder, result.alpha.cpu().numpy())
+    setting, config = result.setting, result.setting.config
+    if setting.parts.scalable is not None and result.alpha is not None:
+        rounds = config.warmup_rounds + (config.epochs if config.algorithm == "perm" else 0)
+        blocks = coverage(
+            setting.parts,
+            setting.start,
+            setting.clients,
+            setting.tiers,
+            config.extraction,
+            seed=config.seed,
+            rounds=rounds,
+        )
+        files.write_csv(folder / "coverage.csv", list(blocks))
 
 
-def _draw(result: Result, folder: Path | None) -> None:
+def _save_models(result: Result) -> None:
+    """Nothing; every client's own model is in models/, with what it takes to load it."""
+    if result.folder is None:
+        return
+    setting = result.setting
+    for i, row in enumerate(result.clients):
+        manifest = {
+            "architecture": setting.architecture,
+            "width": result.main.widths[i],
+            "input": list(setting.clients[i].train[0].shape[1:]),
+            "alpha": None if result.alpha is None else result.alpha[i].tolist(),
+            "algorithm": result.main.method,
+            "dataset": setting.dataset,
+            "seed": setting.config.seed,
+            **{key: row[key] for key in ("tier", "group", "n_train", "accuracy")},
+        }
+        saved.save_client(result.folder, i, result.model(i), manifest)
+
+
+def _draw(result: Result) -> None:
     """Nothing; the pictures of a run are there."""
+    folder = result.folder
     if folder is None:
         return
+    title = _title(result.summary)
     if result.alpha is not None:
-        title = f"who learns from whom: {result.summary['algorithm']} on {result.summary['dataset']}"
-        figure = pictures.alpha_map(result.alpha.cpu().numpy(), result.setting.groups, title=title)
+        alpha, tiers = result.alpha.cpu().numpy(), result.setting.tiers
+        names = result.setting.tier_names
+        figure = pictures.alpha_map(
+            alpha, result.setting.groups, title=f"who learns from whom: {title}", tiers=tiers, largest_first=names
+        )
         pictures.save(figure, folder / "alpha.png")
-    pictures.save(_accuracy_picture([result], len(result.clients)), folder / "accuracy.png")
+    pictures.save(_accuracy_picture([result]), folder / "accuracy.png")
+    pictures.save(pictures.tiers(result.summary, result.clients, title=title), folder / "tiers.png")
 
 
-def _accuracy_picture(results: Sequence[Result], num_clients: int) -> pictures.Figure:
+def _title(summary: Mapping[str, Any]) -> str:
+    return f"{summary['algorithm']} on {summary['dataset']}, {summary['num_clients']} clients"
+
+
+def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
     return pictures.curves(
         histories(results),
         figures=[("accuracy_mean", "test accuracy, mean over clients")],
-        against=[("client_steps", "local steps per client", num_clients)],
-        title=f"{results[0].summary['dataset']}, {num_clients} clients",
+        against=[
+            ("client_steps", "local steps per client", len(results[0].clients)),
+            ("bytes", "MB sent", 2**20),
+        ],
+        title=_title(results[0].summary),
     )
 
 
@@ -527,21 +389,23 @@ def histories(results: Sequence[Result]) -> dict[str, list[Sequence[Mapping[str,
     """method -> its history in each run."""
     first = results[0]
     return {
-        first.summary["algorithm"]: [result.history for result in results],
+        first.main.method: [result.history for result in results],
         **{name: [result.baselines[name].history for result in results] for name in first.baselines},
     }
 
 
-def _timing(result: Result, main: Trained, seconds: float) -> dict[str, Any]:
+def _timing(result: Result, seconds: float) -> dict[str, Any]:
     """What depends on the clock and the machine."""
-    methods = {main.method: main, **result.baselines}
+    config = result.setting.config
+    methods = {result.main.method: result.main, **result.baselines}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "seconds": seconds,
         "seconds_by_method": {name: each.seconds for name, each in methods.items()},
         "peak_memory_mb": peak / 2**20,
-        "engine": "sequential",
-        "device": result.setting.config.device,
+        "engine": name_of(config.engine, config.workers, result.setting.shop),
+        "workers": config.workers,
+        "device": config.device,
         "command": sys.argv,
         "versions": {"hetperm": hetperm.__version__, "python": platform.python_version(), "torch": torch.__version__},
     }

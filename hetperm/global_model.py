@@ -1,6 +1,6 @@
-"""Training of the one global model: rounds of local SGD, and steps on the mean gradient."""
+"""Training of the one global model: rounds of local SGD, and steps on the mean gradient; each client on its part."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -8,10 +8,12 @@ from torch import Tensor
 
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
-from hetperm.local import Params, Shard, Workbench, flat, sgd_update
+from hetperm.local import Params, Shard, Workbench, sgd_update
+from hetperm.partial import WHOLE, Parts
 from hetperm.randomness import seed_for
 from hetperm.state import Work, mixed, num_bytes
 from hetperm.visits import finite
+from submodels import IndexSet
 
 
 def local_sgd_round(
@@ -24,53 +26,111 @@ def local_sgd_round(
     local_steps: int,
     batch_size: int,
     lr: float,
-    weighted: bool = False,
+    parts: Parts = WHOLE,
+    extraction: str = "static",
+    updates: Sequence[Callable] | None = None,
 ) -> tuple[Params, Work]:
-    """The global model after every client took K steps from it and the server averaged, and the work of it.
+    """The global model after every client took K steps on its part and the server averaged, and the work of it.
 
     Args:
-        weighted: average by n_i; the paper averages plainly.
+        extraction: which part a client is handed, if it cannot hold all: "static", "random" or "rolling".
+        updates: what clients do with it, one for each; plain SGD unless given.
     """
-    update = partial(sgd_update, steps=local_steps, batch_size=batch_size, lr=lr)
-    tasks = [Task(update, w, host=j, seed=seed_for(seed, "global", r, client.key)) for j, client in enumerate(clients)]
+    sgd = partial(sgd_update, steps=local_steps, batch_size=batch_size, lr=lr)
+    indices = handed_out(clients, parts, extraction, seed=seed, r=r)
+    tasks = [
+        Task(update, parts.cut(w, index), host=j, seed=seed_for(seed, "global", r, client.key), width=client.width)
+        for j, (client, index, update) in enumerate(zip(clients, indices, updates or [sgd] * len(clients), strict=True))
+    ]
     places = [f"global round {r}: client {j}" for j in range(len(clients))]
     models = [finite(params, place) for params, place in zip(run_all(engine, tasks, places), places, strict=True)]
-    moved = len(clients) * num_bytes(w)
+    moved = sum(num_bytes(params) for params in models)
     work = Work(rounds=1, client_steps=local_steps * len(clients), bytes_down=moved, bytes_up=moved)
-    return mean_model(models, clients, weighted=weighted), work
+    return covered_mean(w, models, indices, clients, parts), work
 
 
-def mean_model(models: Sequence[Params], clients: Sequence[Client], *, weighted: bool = False) -> Params:
-    """The average of the clients' models, summed in the order of identities: relabelling does not change a bit."""
-    order = sorted(range(len(clients)), key=lambda j: clients[j].key)
-    shares = [clients[j].n_train if weighted else 1 for j in order]
-    return mixed(*((models[j], share / sum(shares)) for j, share in zip(order, shares, strict=True)))
+def handed_out(clients: Sequence[Client], parts: Parts, extraction: str, *, seed: int, r: int) -> list[IndexSet | None]:
+    """(N,) the part of the global model that each client holds in a round."""
+    return [parts.index(client.width, extraction, seed=seed, round=r, key=client.key) for client in clients]
+
+
+def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:
+    """The plain average of the clients' models, as the paper has it; relabelling the clients does not change a bit."""
+    share = 1 / len(clients)
+    return mixed(*((models[j], share) for j in _by_key(clients)))
+
+
+def covered_mean(
+    w: Params, models: Sequence[Params], indices: Sequence[IndexSet | None], clients: Sequence[Client], parts: Parts
+) -> Params:
+    """Every coordinate averaged over the clients that hold it; those that nobody holds keep their value in ``w``.
+
+    A client that masks classes has no say in the rows of the classifier that belong to them.
+    """
+    order = _by_key(clients)
+    rows = None
+    if parts.heads and all([client.classes is not None for client in clients]):
+        rows = dict.fromkeys(parts.heads, torch.stack([clients[j].classes for j in order]))
+    if rows is None and all([index is None for index in indices]):
+        return mean_model(models, clients)
+    return parts.mean(w, [models[j] for j in order], [indices[j] for j in order], rows)
+
+
+def _by_key(clients: Sequence[Client]) -> list[int]:
+    """Clients in the order of their keys: sums in it round alike however the clients are labelled."""
+    return sorted(range(len(clients)), key=lambda j: clients[j].key)
 
 
 def batch_gradient(
     bench: Workbench, params: Params, shard: Shard, *, batch_size: int, generator: torch.Generator
-) -> Tensor:
-    """(d,) the gradient of one large mini-batch."""
+) -> Params:
+    """The gradient of one large mini-batch, by name."""
     x, y = shard
     bench.load(params)
     batch = torch.randperm(len(x), generator=generator)[:batch_size]
-    return flat(bench.gradient(x[batch], y[batch]))
+    return dict(zip(bench.names, bench.gradient(x[batch], y[batch]), strict=True))
 
 
 def gradient_step(
-    w: Params, clients: Sequence[Client], engine, *, seed: int, r: int, batch_size: int, lr: float
+    w: Params,
+    clients: Sequence[Client],
+    engine,
+    *,
+    seed: int,
+    r: int,
+    batch_size: int,
+    lr: float,
+    parts: Parts = WHOLE,
+    extraction: str = "static",
+    rounds_before: int = 0,
 ) -> tuple[Params, Work]:
-    r"""The global model after :math:`w \leftarrow w - \gamma \frac1N \sum_i \nabla f_i(w; \xi)`, and the work of it."""
+    r"""The global model after a step on the gradient, averaged over the clients that hold a coordinate; the work of it.
+
+    .. math:: w_k \leftarrow w_k - \gamma \operatorname{mean}_{i : k \in m_i} \nabla_k f_i(m_i \odot w; \xi)
+
+    Args:
+        rounds_before: of global training before step 0: a rolling extraction goes on where they left it.
+    """
     update = partial(batch_gradient, batch_size=batch_size)
-    tasks = [Task(update, w, host=j, seed=seed_for(seed, "step", r, client.key)) for j, client in enumerate(clients)]
+    indices = handed_out(clients, parts, extraction, seed=seed, r=rounds_before + r)
+    held = [parts.cut(w, index) for index in indices]
+    tasks = [
+        Task(update, params, host=j, seed=seed_for(seed, "step", r, client.key), width=client.width)
+        for j, (client, params) in enumerate(zip(clients, held, strict=True))
+    ]
     gradients = run_all(engine, tasks, [f"global step {r}: client {j}" for j in range(len(clients))])
-    moved = len(clients) * num_bytes(w)
-    mean = mean_model([{"": g} for g in gradients], clients)[""]
-    step = finite(subtract(w, mean, lr), f"global step {r}")
-    return step, Work(rounds=1, bytes_down=moved, bytes_up=moved)
+    moved = sum(num_bytes(params) for params in held)
+    nothing = {name: torch.zeros_like(x) for name, x in w.items()}
+    step = subtract(w, covered_mean(nothing, gradients, indices, clients, parts), lr)
+    return finite(step, f"global step {r}"), Work(rounds=1, bytes_down=moved, bytes_up=moved)
 
 
-def subtract(w: Params, gradient: Tensor, lr: float) -> Params:
-    """The model one step down a flat gradient (d,)."""
-    pieces = gradient.split([x.numel() for x in w.values()])
-    return {name: x - lr * piece.reshape(x.shape) for (name, x), piece in zip(w.items(), pieces, strict=True)}
+def subtract(w: Params, gradient: Params, lr: float) -> Params:
+    """The model one step down a gradient."""
+    return {name: x - lr * gradient[name] for name, x in w.items()}
+
+
+def unflatten(flat: Tensor, like: Params) -> Params:
+    """A flat vector (d,) as tensors of the names and shapes of a model."""
+    pieces = flat.split([x.numel() for x in like.values()])
+    return {name: piece.reshape(x.shape) for (name, x), piece in zip(like.items(), pieces, strict=True)}

@@ -1,10 +1,15 @@
 """What runs on a device: SGD on a visiting model, and the gradients a client reports. Knows no server."""
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from submodels import IndexSet, ScalableModel
 from submodels.norms import batch_statistics, has_batch_norm
 
 Params = dict[str, Tensor]
@@ -12,19 +17,34 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean loss of t
 Shard = tuple[Tensor, Tensor]  # inputs and labels
 
 
+ABSENT = -1e9  # the logit of a class that a client masks: no probability, and still finite
+
+
 class Workbench:
     """A module that visiting models are put into, and the loss they are trained with.
 
     Only parameters travel. Norms use batch statistics and track nothing: a model leaves no trace on its host.
+
+    Attributes:
+        classes: (num_classes,) bool, the classes that the present host knows of; None: all.
+        shop: where benches of other widths are, for updates that train narrower models beside this one.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss):
+    def __init__(self, module: nn.Module, loss: Loss, *, width: float = 1.0, shop: "Workshop | None" = None):
         self.module = module.train()
         self.loss = loss
+        self.width, self.shop = width, shop
+        self.classes: Tensor | None = None
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         self.slots = [p for p in module.parameters() if p.requires_grad]
         self._norms = has_batch_norm(module)
         self._data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
+
+    def at(self, width: float) -> "Workbench":
+        """This bench: it is a workshop of one width."""
+        if width < 1:
+            raise ValueError(f"there is no bench for width {width:g}; give the engine a Workshop")
+        return self
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Put a model on the bench."""
@@ -38,16 +58,68 @@ class Workbench:
         """The model on the bench, in memory of its own."""
         return {name: p.detach().clone() for name, p in zip(self.names, self.slots, strict=True)}
 
+    def outputs(self, x: Tensor) -> Tensor:
+        """What the model on the bench says, with the logits of classes that the host does not know masked."""
+        if not self._norms:
+            return masked(self.module(x), self.classes)
+        with batch_statistics(self.module):
+            return masked(self.module(x), self.classes)
+
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss of the model on the bench."""
-        if not self._norms:
-            return self.loss(self.module(x), y)
-        with batch_statistics(self.module):
-            return self.loss(self.module(x), y)
+        return self.loss(self.outputs(x), y)
 
     def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the model on the bench, parameter by parameter; zero where the loss does not depend on it."""
-        return torch.autograd.grad(self.value(x, y), self.slots, allow_unused=True, materialize_grads=True)
+        return self.gradient_of(self.value(x, y))
+
+    def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of something computed from the model on the bench."""
+        return torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
+
+
+def masked(logits: Tensor, classes: Tensor | None) -> Tensor:
+    """(n, num_classes) logits, with those of absent classes out of the running; all of them if ``classes`` is None."""
+    return logits if classes is None else logits.masked_fill(~classes.to(logits.device), ABSENT)
+
+
+class Workshop:
+    """A workbench for every width; made when a model of that width comes in."""
+
+    def __init__(self, module: nn.Module, loss: Loss, scalable: ScalableModel | None = None):
+        self.loss, self.scalable = loss, scalable
+        self._benches = {1.0: Workbench(module, loss, shop=self)}
+        self._inside: dict[tuple[float, float], IndexSet] = {}
+        self._lock = threading.Lock()  # workshops of several workers share the scalable model
+
+    @property
+    def full(self) -> Workbench:
+        """The bench of the whole model."""
+        return self._benches[1.0]
+
+    def at(self, width: float) -> Workbench:
+        """The bench for models of a width."""
+        if width not in self._benches:
+            if self.scalable is None:
+                raise ValueError(f"there is no bench for width {width:g}: this model comes in one size")
+            with self._lock:
+                module = self.scalable.extract(width).module
+            self._benches[width] = Workbench(module, self.loss, width=width, shop=self)
+        return self._benches[width]
+
+    def inside(self, own: float, width: float) -> IndexSet:
+        """Where the model of a narrower width lies in one of width ``own``."""
+        if (own, width) not in self._inside:
+            with self._lock:
+                counts = self.scalable.axis_map.counts(own)
+                self._inside[own, width] = self.scalable.index(width, within=counts)
+        return self._inside[own, width]
+
+    def copy(self) -> "Workshop":
+        """Another workshop for the same models, with benches of its own: for a worker beside this one."""
+        other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable)
+        other._lock = self._lock
+        return other
 
 
 def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -85,6 +157,85 @@ def sgd_update(
     return bench.take()
 
 
+def distil_update(
+    bench: Workbench,
+    params: Mapping[str, Tensor],
+    shard: Shard,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    widths: Sequence[float],
+    weight: float,
+    generator: torch.Generator,
+) -> Params:
+    r"""The model after K steps in which it also teaches a narrower part of itself (in-place distillation).
+
+    .. math:: v \leftarrow v - \eta \nabla_v \big( f_j(v; \xi) + \beta \,
+        \mathrm{KL}(\text{softmax } v(x) \,\|\, \text{softmax } v_{[p]}(x)) \big)
+
+    where the teacher is held fixed and :math:`v_{[p]}` is the static part of v of a width p drawn for each step.
+
+    Args:
+        widths: the widths to draw from, all narrower than the model.
+        weight: beta.
+    """
+    x, y = shard
+    bench.load(params)
+    for batch in batches(len(x), batch_size, steps, generator):
+        outputs = bench.outputs(x[batch])
+        gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
+        width = widths[int(torch.randint(len(widths), (), generator=generator))]
+        pupil, index = _narrower(bench, width)
+        target = outputs.detach().log_softmax(1)
+        said = pupil.outputs(x[batch]).log_softmax(1)
+        lesson = pupil.gradient_of(F.kl_div(said, target, reduction="batchmean", log_target=True))
+        bench.descend(gradient, lr)
+        _descend_part(bench, index, lesson, lr * weight)
+    return bench.take()
+
+
+def ordered_update(
+    bench: Workbench,
+    params: Mapping[str, Tensor],
+    shard: Shard,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    widths: Sequence[float],
+    generator: torch.Generator,
+) -> Params:
+    """The model after K steps, each on its static part of a width drawn for the step (ordered dropout).
+
+    Args:
+        widths: the widths to draw from, none wider than the model.
+    """
+    x, y = shard
+    bench.load(params)
+    for batch in batches(len(x), batch_size, steps, generator):
+        width = widths[int(torch.randint(len(widths), (), generator=generator))]
+        if width >= bench.width:
+            bench.descend(bench.gradient(x[batch], y[batch]), lr)
+        else:
+            part, index = _narrower(bench, width)
+            _descend_part(bench, index, part.gradient(x[batch], y[batch]), lr)
+    return bench.take()
+
+
+def _narrower(bench: Workbench, width: float) -> tuple[Workbench, IndexSet]:
+    """A bench with the static part of this bench's model on it, and where that lies."""
+    part, index = bench.shop.at(width), bench.shop.inside(bench.width, width)
+    part.classes = bench.classes
+    part.load({name: index.gather(name, p.detach()) for name, p in zip(bench.names, bench.slots, strict=True)})
+    return part, index
+
+
+def _descend_part(bench: Workbench, index: IndexSet, gradient: tuple[Tensor, ...], lr: float) -> None:
+    for name, p, g in zip(bench.names, bench.slots, gradient, strict=True):
+        index.scatter_(name, p.data, -lr * g, accumulate=True)
+
+
 def full_gradient(
     bench: Workbench, params: Mapping[str, Tensor], shard: Shard, *, generator: torch.Generator, batch_size: int = 512
 ) -> Tensor:
@@ -92,7 +243,8 @@ def full_gradient(
     bench.load(params)
     x, y = shard
     total = None
-    for part_x, part_y in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    pieces = math.ceil(len(x) / batch_size)  # of one size, so that none is left with a single sample
+    for part_x, part_y in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
         part = flat(bench.gradient(part_x, part_y)) * (len(part_x) / len(x))
         total = part if total is None else total + part
     return total

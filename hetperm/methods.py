@@ -4,28 +4,45 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from hetperm.algorithms import apfl, fedavg, ifca, local_only, perfedavg, perm, pfedme
+from hetperm.algorithms.base import Algorithm
+from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
+from hetperm.algorithms.partial_training import partial_training, partial_training_ft
 from hetperm.config import CHECKS, Config
 
-ALGORITHMS: dict[str, tuple[Callable, type]] = {
+Maker = Callable[..., Algorithm]  # (clients, engine, start, options), and parts if models may differ in size
+
+ALGORITHMS: dict[str, tuple[Maker, type]] = {
     "perm": (perm.single_loop, perm.Options),
     "perm-two-stage": (perm.two_stage, perm.Options),
-    "local": (local_only.local_only, local_only.Options),
-    "fedavg": (fedavg.fedavg, fedavg.Options),
-    "fedavg-ft": (fedavg.fedavg_ft, fedavg.FineTuneOptions),
+    "local": (local_only.local_only, RivalOptions),
+    "fedavg": (fedavg.fedavg, RivalOptions),
+    "fedavg-ft": (fedavg.fedavg_ft, FineTuneOptions),
     "perfedavg": (perfedavg.perfedavg, perfedavg.Options),
     "pfedme": (pfedme.pfedme, pfedme.Options),
     "apfl": (apfl.apfl, apfl.Options),
     "ifca": (ifca.ifca, ifca.Options),
+    "heterofl": (partial(partial_training, extraction="static"), RivalOptions),
+    "heterofl-ft": (partial(partial_training_ft, extraction="static"), FineTuneOptions),
+    "feddropout": (partial(partial_training, extraction="random"), RivalOptions),
+    "feddropout-ft": (partial(partial_training_ft, extraction="random"), FineTuneOptions),
+    "fedrolex": (partial(partial_training, extraction="rolling"), RivalOptions),
+    "fedrolex-ft": (partial(partial_training_ft, extraction="rolling"), FineTuneOptions),
+    "fjord": (partial(partial_training, extraction="static", ordered=True), RivalOptions),
+    "fjord-ft": (partial(partial_training_ft, extraction="static", ordered=True), FineTuneOptions),
 }
 
+# These need one architecture: where clients differ in size they run at the size of the smallest.
+ONE_SIZE = ("fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca")
+
 # Where neither the configuration nor a method's table says anything. Step sizes are PERM's.
+FINE_TUNE_STEPS = 300
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "fedavg-ft": {"fine_tune_steps": 300},
-    "perfedavg": {"fine_tune_steps": 300, "variant": "first-order"},
-    "pfedme": {"prox": 1.0, "inner_steps": 5, "server_mix": 1.0},
+    "perfedavg": {"variant": "first-order"},
+    "pfedme": {"prox": 1.0, "inner_steps": 5, "server_step": 1.0},
     "apfl": {"mix": 0.5, "adaptive": True},
     "ifca": {"clusters": 2},
 }
@@ -44,7 +61,7 @@ def options_for(method: str, config: Config, *, steps: int) -> Any:
     known.setdefault("lr", config.personal_lr)
     for rate in ("fine_tune_lr", "inner_lr"):
         known.setdefault(rate, known["lr"])
-    known["fine_tune_steps"] = min(known.get("fine_tune_steps", 0), steps // 2)
+    known["fine_tune_steps"] = min(known.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
     return kind(**{each.name: known[each.name] for each in fields(kind) if each.name in known})
 
 

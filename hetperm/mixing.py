@@ -157,7 +157,7 @@ def weights(
     *,
     regularization: float | Literal["noise", "level"] = "noise",
     vc: Tensor | None = None,
-    vc_weight: float = 0.0,
+    vc_weight: float | Literal["raw"] = 0.0,
     alpha_steps: int | None = None,
 ) -> Tensor:
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
@@ -169,7 +169,8 @@ def weights(
         regularization: ``"noise"`` or ``"level"`` need no tuning; a number is the paper's lambda, with zeta as cost.
         vc: (N,) VC dimension of each client's architecture; None leaves complexity out.
         vc_weight: a client of average complexity costs this share of the noise of a distance; h_j / mean(h) is its
-            complexity, h as in `complexity.term`.
+            complexity, h as in `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which outweighs distances by
+            orders of magnitude: all weight goes to the clients with the smallest models.
         alpha_steps: steps of projected descent instead of the exact solution.
 
     Example:
@@ -193,7 +194,7 @@ def blocks(
     *,
     regularization: float | Literal["noise", "level"] = "noise",
     vc: Tensor | None = None,
-    vc_weight: float = 0.0,
+    vc_weight: float | Literal["raw"] = 0.0,
     alpha_steps: int | None = None,
 ) -> Iterator[Tensor]:
     """The rows of `weights` in blocks (rows, N), one after another: for an alpha that is too large to hold whole.
@@ -205,14 +206,16 @@ def blocks(
         raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
-    if not vc_weight >= 0:
-        raise ValueError(f"vc_weight is {vc_weight}; it must be zero or more")
+    raw = vc_weight == "raw"
+    if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
+        raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
     by_number = not isinstance(regularization, str)
-    with_vc = vc is not None and vc_weight > 0
-    if q is None and (with_vc or not by_number):
+    with_vc = vc is not None and (raw or vc_weight > 0)
+    if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
     lam = regularization if by_number else _lam(zeta, q, n)
-    extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(complexity.term(vc, n)) if with_vc else 0.0
+    h = complexity.term(vc, n) if with_vc else 0.0
+    extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
 
     def part(rows: slice) -> Tensor:
         block = zeta[rows].double()

@@ -137,7 +137,8 @@ def combinations(table: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
 
 def _scores(config: Config, points: Mapping[str, Sequence[Mapping[str, Any]]], on_epoch) -> Iterator[dict[str, Any]]:
     """One row per seed, method and point: its accuracy on validation data; none if it went non-finite."""
-    from hetperm import experiment
+    from hetperm import setting as settings
+    from hetperm import training
     from hetperm.visits import NotFinite
 
     def show(method: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -145,17 +146,17 @@ def _scores(config: Config, points: Mapping[str, Sequence[Mapping[str, Any]]], o
             on_epoch(method, rows[-1])
 
     for seed in config.seeds:
-        setting = experiment.prepare(config.override(seed=seed, seeds=()))
+        setting = settings.prepare(config.override(seed=seed, seeds=()))
         # Test data are taken away: whatever is chosen here, they had no part in it.
         setting = replace(setting, clients=tuple(replace(client, test=None) for client in setting.clients))
-        with experiment.one_thread():
-            steps = experiment.budget(config)
+        with settings.one_thread():
+            steps = training.budget(config)
             for method, choices in points.items():
                 for choice in choices:
                     rivals = {**config.rivals, method: {**config.rivals.get(method, {}), **choice}}
                     here = replace(setting, config=setting.config.override(rivals=rivals))
                     try:
-                        trained = experiment.train(here, method, steps=steps, show=show)
+                        trained = training.train(here, method, steps=steps, show=show)
                         last = trained.history[-1]
                         found = last.get("tail_val_accuracy_mean", last["val_accuracy_mean"])
                         if method == config.algorithm and config.steps is None:

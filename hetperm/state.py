@@ -1,5 +1,6 @@
 """State: what an epoch takes and gives. Frozen; nothing in it is edited in place."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -49,7 +50,7 @@ class State:
         """The models clients would use now: the tail average where it has begun."""
         return self.tail if self.tail is not None else self.v
 
-    def averaged(self, begins: int) -> "State":
+    def averaged(self, begins: float) -> "State":
         """The state with v taken into the tail average, from epoch ``begins`` on."""
         if self.r < begins:
             return self
@@ -58,6 +59,16 @@ class State:
             return replace(self, tail=self.v, tail_count=1)
         tail = tuple(mixed((old, 1 - 1 / count), (new, 1 / count)) for old, new in zip(self.tail, self.v, strict=True))
         return replace(self, tail=tail, tail_count=count)
+
+
+def tail_begins(tail_average: float, epochs: int) -> float:
+    """The first epoch, counted from 1, that the tail average takes in; never (inf) without one.
+
+    Example:
+        >>> tail_begins(0.5, epochs=5), tail_begins(1.0, epochs=5), tail_begins(0.0, epochs=5)
+        (3, 1, inf)
+    """
+    return epochs - math.ceil(tail_average * epochs) + 1 if tail_average else math.inf
 
 
 def mixed(*terms: tuple[Params, float]) -> Params:

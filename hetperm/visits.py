@@ -1,4 +1,7 @@
-"""Shuffled personal training: models travel, data stays (Algorithm 2 of the paper, Shuffling Local SGD)."""
+"""Shuffled personal training: models travel, data stays (Algorithm 2 of the paper, Shuffling Local SGD).
+
+A host that is smaller than the model that visits it trains a part of the model, and the rest stays as it was.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +14,8 @@ from torch import Tensor
 from hetperm import shuffle
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
-from hetperm.local import Params, sgd_update
+from hetperm.local import Params, distil_update, sgd_update
+from hetperm.partial import WHOLE, Parts, own_widths
 from hetperm.randomness import generator_for, seed_for
 from hetperm.state import State, Work, distance, mixed, num_bytes
 
@@ -56,41 +60,85 @@ def personal_epoch(
     step_rule: str,
     participation: float = 1.0,
     projection: float | None = None,
+    parts: Parts = WHOLE,
+    widths: Sequence[float] | None = None,
+    nested: str = "static",
+    inplace_kd: float = 0.0,
 ) -> State:
     """The state after every scheduled visit of one epoch: model i trains K steps at host j, round by round.
 
     Args:
         rounds: lists of (i, j); within a round no model and no host appears twice.
         projection: radius of the ball about the start that models are projected onto at the end (P_W); None: no ball.
+        widths: (N,) of the clients' own models; as wide as the clients can hold if left out.
+        nested: which part of a model a smaller host trains: "static", "random", "rolling", or none of it ("skip").
+        inplace_kd: weight of in-place distillation at hosts that hold the whole visiting model.
     """
     v = list(state.v)
+    own = own_widths(clients) if widths is None else widths
     lr = step_sizes(state.alpha, personal_lr, step_rule)
     here = present(clients, participation, seed=seed, r=state.r)
+    narrower = sorted({client.width for client in clients})
     work = Work(rounds=len(rounds))
-    for visits in rounds:
+    for t, visits in enumerate(rounds):
         visits = [(i, j) for i, j in visits if state.alpha[i, j] > 0]
+        if nested == "skip":
+            visits = [(i, j) for i, j in visits if parts.nested(own[i], clients[j].width) is None]
         away = sum(not here[j] for _, j in visits)
         visits = [(i, j) for i, j in visits if here[j]]
-        tasks = [
-            Task(
-                partial(sgd_update, steps=local_steps, batch_size=batch_size, lr=float(lr[i, j])),
-                v[i],
-                host=j,
-                seed=seed_for(seed, "visit", state.r, clients[i].key, clients[j].key),
-            )
+        at = {"seed": seed, "round": state.r * len(clients) + t}
+        indices = [
+            parts.nested(own[i], clients[j].width, nested, **at, key=(clients[i].key, clients[j].key))
             for i, j in visits
         ]
+        tasks = [
+            Task(
+                _update(
+                    steps=local_steps,
+                    batch_size=batch_size,
+                    lr=float(lr[i, j]),
+                    weight=inplace_kd,
+                    widths=[width for width in narrower if width < own[i]] if index is None else [],
+                ),
+                parts.cut(v[i], index),
+                host=j,
+                seed=seed_for(seed, "visit", state.r, clients[i].key, clients[j].key),
+                width=min(own[i], clients[j].width) if index is not None else own[i],
+            )
+            for (i, j), index in zip(visits, indices, strict=True)
+        ]
         places = [f"epoch {state.r}: model {i} at host {j}" for i, j in visits]
-        for (i, _), place, params in zip(visits, places, run_all(engine, tasks, places), strict=True):
-            v[i] = finite(params, place)
-        moved = sum(num_bytes(v[i]) for i, _ in visits)
+        trained = [finite(params, place) for params, place in zip(run_all(engine, tasks, places), places, strict=True)]
+        for (i, _), index, params in zip(visits, indices, trained, strict=True):
+            v[i] = parts.put(v[i], index, params)
+        moved = sum(num_bytes(params) for params in trained)
         steps = local_steps * len(visits)
         work += Work(visits=len(visits), client_steps=steps, bytes_down=moved, bytes_up=moved, skipped=away)
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
     if projection is not None:
-        v = [project(params, state.memory["centre"], projection) for params in v]
+        centres = [parts.cut(state.memory["centre"], parts.index(width)) for width in own]
+        v = [project(params, centre, projection) for params, centre in zip(v, centres, strict=True)]
     return replace(state, v=tuple(v), work=state.work + work)
+
+
+def _update(*, weight: float, widths: Sequence[float], **how: float) -> partial:
+    """What a host does: plain SGD, or with distillation if it is asked for and there is a narrower width to teach."""
+    if weight and widths:
+        return partial(distil_update, weight=weight, widths=widths, **how)
+    return partial(sgd_update, **how)
+
+
+def mixed_by_alpha(state: State, clients: Sequence[Client], parts: Parts, widths: Sequence[float]) -> State:
+    r"""The state with personal models mixed with those they learn from: :math:`v_i \leftarrow \sum_j \alpha_{ij} v_j`.
+
+    Where models differ in size they are mixed over what they have in common (`Parts.mixed`). It is done by the server,
+    which has all models at the end of an epoch: nothing is sent. Ours, not in the paper.
+    """
+    order = sorted(range(len(clients)), key=lambda j: clients[j].key)
+    rows = state.alpha.tolist()
+    v = tuple(parts.mixed(i, state.v, widths, rows[i], order) for i in range(len(clients)))
+    return replace(state, v=v)
 
 
 def rounds_of(alpha: Tensor, kind: str, generator: torch.Generator) -> list[list[tuple[int, int]]]:
@@ -106,7 +154,9 @@ def finite(params: Params, where: str) -> Params:
     """The model itself; an error that says where if it is not finite."""
     for name, x in params.items():
         if not torch.isfinite(x).all():
-            raise NotFinite(f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr)")
+            raise NotFinite(
+                f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
+            )
     return params
 
 

@@ -74,10 +74,22 @@ class ScalableModel:
         return self.model.named_parameters()
 
     def index(
-        self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
+        self,
+        width: float,
+        extractor: Extractor | str = Static(),
+        *,
+        round: int = 0,
+        client: int = 0,
+        within: Sequence[int] | None = None,
     ) -> IndexSet:
-        """The channels that a sub-model of this width keeps."""
-        return self.shared(_index(self.axis_map, self.sizes, width, extractor, round=round, client=client))
+        """The channels that a sub-model of this width keeps.
+
+        Args:
+            within: the channels of every group of a sub-model that is cut into in its turn; the global model's if left
+                out. ``width`` is a fraction of the global model even so.
+        """
+        own = self.sizes if within is None else tuple(within)
+        return self.shared(_index(self.axis_map, own, width, extractor, round=round, client=client))
 
     def shared(self, index: IndexSet) -> IndexSet:
         """The equal index set used last time, if it is still here: it knows already how tensors are cut."""
@@ -189,7 +201,7 @@ class Submodel:
         self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
     ) -> "Submodel":
         """A sub-model of this sub-model, of its present weights; ``width`` is a fraction of the *global* model."""
-        inner = self.scalable.shared(_index(self.axis_map, self.sizes, width, extractor, round=round, client=client))
+        inner = self.scalable.index(width, extractor, round=round, client=client, within=self.sizes)
         module = _cut(self.module, self.scalable.template_of(inner.counts), inner)
         return Submodel(module, self.index.compose(inner), inner, self.scalable, width)
 

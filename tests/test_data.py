@@ -39,7 +39,7 @@ def numbered(monkeypatch, *, n=1000, classes=10, size=4):
     number = torch.arange(n)
     x = torch.zeros(n, 1, size, size, dtype=torch.uint8)
     x[:, 0, 0, 0], x[:, 0, 0, 1] = number // 250, number % 250
-    source = images.Source((x, number % classes), None, num_classes=classes, peak=1, mean=0.0, std=1.0)
+    source = images.Source(images.Images(x, number % classes), None, num_classes=classes, peak=1, mean=0.0, std=1.0)
     monkeypatch.setitem(DATASETS, "digits", lambda **rest: _from(source, **rest))
 
 

@@ -1,6 +1,7 @@
 """What a user runs first: every example, benchmark and table, once, as a process of its own."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,17 @@ def test_the_example_that_federates_widths_prints_a_table_and_draws_a_picture(tm
     out = run("examples/federate_widths.py", "--rounds", "1", "--out", str(tmp_path / "widths.png"))
     assert all(name in out for name in ("static", "rolling", "random", "0.0625"))
     assert (tmp_path / "widths.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike():
+    out = run("examples/fit_your_own.py")
+    errors = {name: float(figure) for name, figure in re.findall(r"^  (\w+) +(0\.\d+)$", out, flags=re.M)}
+    assert errors["perm"] < 0.9 * errors["local"] < 0.9 * errors["fedavg"]
+    partners = re.findall(r"^home +(\d+) gives .+ learns from (.+)$", out, flags=re.M)
+    assert len(partners) == 12
+    assert all((int(i) - int(j)) % 2 == 0 for i, others in partners for j in others.split(", "))
+    assert "home 11 will need 0." in out.splitlines()[-1]
 
 
 @pytest.mark.slow

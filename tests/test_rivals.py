@@ -9,7 +9,7 @@ import torch
 from reference import rivals as loops
 from torch import nn
 
-from hetperm.algorithms import apfl, fedavg, ifca, local_only, perfedavg, pfedme
+from hetperm.algorithms import apfl, budget, fedavg, ifca, local_only, perfedavg, pfedme
 from hetperm.client import Client
 from hetperm.engine import Sequential
 from hetperm.local import Workbench, batches
@@ -22,13 +22,13 @@ COMMON = {"seed": 5, "epochs": 3, "local_steps": 3, "batch_size": 4, "lr": 0.3, 
 K = COMMON["local_steps"]
 TUNE = {"fine_tune_steps": 7, "fine_tune_lr": 0.2}
 META = dict(inner_lr=0.15, **TUNE)
-ENVELOPE = {"prox": 2.0, "inner_steps": 4, "inner_lr": 0.25, "server_mix": 0.8}
+ENVELOPE = {"prox": 2.0, "inner_steps": 4, "inner_lr": 0.25, "server_step": 0.8}
 
 # Every rival: how it is made, the options it adds, and the gradients that a local step costs.
 RIVALS = {
-    "local": (local_only.local_only, local_only.Options, {}, 1),
-    "fedavg": (fedavg.fedavg, fedavg.Options, {}, 1),
-    "fedavg-ft": (fedavg.fedavg_ft, fedavg.FineTuneOptions, TUNE, 1),
+    "local": (local_only.local_only, budget.RivalOptions, {}, 1),
+    "fedavg": (fedavg.fedavg, budget.RivalOptions, {}, 1),
+    "fedavg-ft": (fedavg.fedavg_ft, budget.FineTuneOptions, TUNE, 1),
     "perfedavg-fo": (perfedavg.perfedavg, perfedavg.Options, META | {"variant": "first-order"}, 2),
     "perfedavg-hf": (perfedavg.perfedavg, perfedavg.Options, META | {"variant": "hessian-free"}, 4),
     "pfedme": (pfedme.pfedme, pfedme.Options, ENVELOPE, 4),
@@ -225,7 +225,7 @@ def test_the_hessian_free_step_is_the_one_with_the_hessian():
 
 def test_pfedme_without_a_spring_trains_from_the_start_and_leaves_the_global_model_there():
     clients = make_clients()
-    state = run(make("pfedme", clients, prox=0.0, inner_steps=1, inner_lr=0.3, server_mix=1.0, epochs=1, steps=3 * K))
+    state = run(make("pfedme", clients, prox=0.0, inner_steps=1, inner_lr=0.3, server_step=1.0, epochs=1, steps=3 * K))
     assert_models([state.w], [as_array(make_start())])
     draw = draws(clients, K, "global")  # every round begins at w again: the last one is what remains
     shards, start = as_shards(clients), as_array(make_start())
@@ -243,7 +243,7 @@ def test_personal_models_of_pfedme_draw_near_the_global_model_as_the_spring_stif
 
 def test_pfedme_that_moves_all_the_way_to_one_inner_step_is_fedavg():
     clients = make_clients()
-    options = {"prox": 4.0, "lr": 0.25, "inner_steps": 1, "inner_lr": 0.3, "server_mix": 1.0}
+    options = {"prox": 4.0, "lr": 0.25, "inner_steps": 1, "inner_lr": 0.3, "server_step": 1.0}
     state, plain = run(make("pfedme", clients, **options)), run(make("fedavg", clients))
     assert_models([state.w], [as_array(plain.w)])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.fedavg import at_home, begin, budgeted
+from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
 from hetperm.client import Client
 from hetperm.global_model import mean_model
 from hetperm.local import Params, Shard, Workbench, batches
@@ -19,16 +19,9 @@ from hetperm.state import State, Work, mixed, num_bytes
 
 
 @dataclass(frozen=True)
-class Options:
-    """What APFL needs to know; the names are those of the configuration, which explains them."""
+class Options(RivalOptions):
+    """What APFL needs to know beyond what every rival does."""
 
-    seed: int
-    epochs: int
-    local_steps: int
-    batch_size: int
-    lr: float
-    steps: int
-    tail_average: float
     mix: float
     adaptive: bool
 
@@ -75,7 +68,7 @@ def apfl(clients: Sequence[Client], engine, start: Params, options: Options) -> 
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=v, work=state.work + work, memory=_memory(own, mix))
 
-    epoch = budgeted(advance, epochs=options.epochs, steps=options.steps, cost=cost, tail_average=options.tail_average)
+    epoch = budgeted(advance, options, cost=cost)
     return Algorithm(start_apart, epoch, finish=lambda state: state)
 
 

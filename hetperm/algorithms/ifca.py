@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.fedavg import at_home, begin, budgeted
+from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
 from hetperm.global_model import mean_model
@@ -23,16 +23,9 @@ from hetperm.visits import NotFinite
 
 
 @dataclass(frozen=True)
-class Options:
-    """What IFCA needs to know; the names are those of the configuration, which explains them."""
+class Options(RivalOptions):
+    """What IFCA needs to know beyond what every rival does."""
 
-    seed: int
-    epochs: int
-    local_steps: int
-    batch_size: int
-    lr: float
-    steps: int
-    tail_average: float
     clusters: int
 
 
@@ -88,13 +81,7 @@ def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> 
         v = tuple(models[c] for c in choice.tolist())
         return replace(state, v=v, memory=memory, work=state.work + work)
 
-    epoch = budgeted(
-        advance,
-        epochs=options.epochs,
-        steps=options.steps,
-        cost=options.local_steps,
-        tail_average=options.tail_average,
-    )
+    epoch = budgeted(advance, options, cost=options.local_steps)
     return Algorithm(first_choice, epoch, finish=lambda state: state)
 
 

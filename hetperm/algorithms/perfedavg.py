@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.fedavg import at_home, begin, budgeted, fine_tune
+from hetperm.algorithms.budget import FineTuneOptions, at_home, begin, budgeted, fine_tune
 from hetperm.client import Client
 from hetperm.global_model import mean_model
 from hetperm.local import Params, Shard, Workbench, batches
@@ -22,20 +22,11 @@ COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients of a local 
 
 
 @dataclass(frozen=True)
-class Options:
-    """What Per-FedAvg needs to know; the names are those of the configuration, which explains them."""
+class Options(FineTuneOptions):
+    """What Per-FedAvg needs to know beyond what every rival does."""
 
-    seed: int
-    epochs: int
-    local_steps: int
-    batch_size: int
-    lr: float
-    steps: int
-    tail_average: float
     inner_lr: float
     variant: str
-    fine_tune_steps: int
-    fine_tune_lr: float
     difference: float = 1e-3  # the delta of the Hessian-free variant
 
 
@@ -68,23 +59,8 @@ def perfedavg(clients: Sequence[Client], engine, start: Params, options: Options
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=(w,) * N, work=state.work + work)
 
-    epoch = budgeted(
-        advance,
-        epochs=options.epochs,
-        steps=options.steps - options.fine_tune_steps,
-        cost=cost,
-        tail_average=options.tail_average,
-    )
-    finish = partial(
-        fine_tune,
-        clients=clients,
-        engine=engine,
-        seed=options.seed,
-        steps=options.fine_tune_steps,
-        batch_size=options.batch_size,
-        lr=options.fine_tune_lr,
-    )
-    return Algorithm(partial(begin, clients, start), epoch, finish)
+    epoch = budgeted(advance, options, cost=cost, spare=options.fine_tune_steps)
+    return Algorithm(partial(begin, clients, start), epoch, partial(fine_tune, clients, engine, options))
 
 
 def meta_update(

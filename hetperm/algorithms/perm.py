@@ -1,21 +1,24 @@
-"""PERM: the single loop (Algorithm 3 of the paper) and the two stages (Algorithm A1, then Algorithm 2)."""
+"""PERM: the single loop (Algorithm 3 of the paper) and the two stages (Algorithm A1, then Algorithm 2).
 
-import math
+Both for clients of different sizes (section 3.3); with clients of one size that reduces to the homogeneous algorithms.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import Tensor
+import torch
 
 from hetperm.algorithms.base import Algorithm
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
 from hetperm.estimate import mixing_weights
-from hetperm.global_model import gradient_step, local_sgd_round, subtract
+from hetperm.global_model import gradient_step, local_sgd_round, subtract, unflatten
 from hetperm.local import Params, full_gradient
+from hetperm.partial import WHOLE, Parts, own_widths
 from hetperm.randomness import generator_for
-from hetperm.state import State, Work, num_bytes
-from hetperm.visits import personal_epoch, rounds_of
+from hetperm.state import State, Work, num_bytes, tail_begins
+from hetperm.visits import finite, mixed_by_alpha, personal_epoch, rounds_of
 
 
 @dataclass(frozen=True)
@@ -40,36 +43,54 @@ class Options:
     participation: float
     projection: float | None
     final_lr: float | None
+    extraction: str = "static"
+    nested: str = "static"
+    discrepancy: str = "probe"
+    vc_weight: float | str = 0.05
+    personal_width: str = "own"
+    server_mix: str = "none"
+    inplace_kd: float = 0.0
 
 
-def single_loop(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
+def single_loop(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts = WHOLE) -> Algorithm:
     """Algorithm 3: an epoch of shuffled visits, a step of the global model, new mixing weights; and again."""
 
     def epoch(state: State) -> State:
         r = state.r
-        state = _visits(state, clients, engine, options)
+        state = _visits(state, clients, engine, options, parts)
         w, work = gradient_step(
-            state.w, clients, engine, seed=options.seed, r=r, batch_size=options.global_batch, lr=options.global_lr
+            state.w,
+            clients,
+            engine,
+            seed=options.seed,
+            r=r,
+            batch_size=options.global_batch,
+            lr=options.global_lr,
+            parts=parts,
+            extraction=options.extraction,
+            rounds_before=options.warmup_rounds,
         )
         state = replace(state, w=w, work=state.work + work)
-        return _with_weights(state, clients, engine, options)
+        return _with_weights(state, clients, engine, options, parts)
 
     return Algorithm(
-        partial(_begin, clients, engine, start, options), epoch, partial(_finish, clients, engine, options)
+        partial(_begin, clients, engine, start, options, parts),
+        epoch,
+        partial(_finish, clients, engine, options, parts),
     )
 
 
-def two_stage(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
+def two_stage(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts = WHOLE) -> Algorithm:
     """Algorithms A1 and 2: mixing weights once, after the warm-up; then nothing but shuffled visits."""
     return Algorithm(
-        partial(_begin, clients, engine, start, options),
-        partial(_visits, clients=clients, engine=engine, options=options),
-        partial(_finish, clients, engine, options),
+        partial(_begin, clients, engine, start, options, parts),
+        partial(_visits, clients=clients, engine=engine, options=options, parts=parts),
+        partial(_finish, clients, engine, options, parts),
     )
 
 
-def _begin(clients: Sequence[Client], engine, start: Params, options: Options) -> State:
-    """Warm-up rounds of global training, then the first mixing weights; personal models begin as the global one."""
+def _begin(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts) -> State:
+    """Warm-up rounds of global training, then the first mixing weights; personal models begin as static parts of w."""
     w, work = start, Work()
     for r in range(options.warmup_rounds):
         w, more = local_sgd_round(
@@ -81,13 +102,16 @@ def _begin(clients: Sequence[Client], engine, start: Params, options: Options) -
             local_steps=options.local_steps,
             batch_size=options.batch_size,
             lr=options.global_lr,
+            parts=parts,
+            extraction=options.extraction,
         )
         work += more
-    state = State(0, w, (w,) * len(clients), work=work, memory={"centre": w})
-    return _with_weights(state, clients, engine, options)
+    v = tuple(parts.cut(w, parts.index(width)) for width in own_widths(clients, options.personal_width))
+    state = State(0, w, v, work=work, memory={"centre": w})
+    return _with_weights(state, clients, engine, options, parts)
 
 
-def _with_weights(state: State, clients: Sequence[Client], engine, options: Options) -> State:
+def _with_weights(state: State, clients: Sequence[Client], engine, options: Options, parts: Parts) -> State:
     alpha, work = mixing_weights(
         state.w,
         clients,
@@ -98,12 +122,17 @@ def _with_weights(state: State, clients: Sequence[Client], engine, options: Opti
         noise_batches=options.noise_batches,
         alpha_steps=options.alpha_steps,
         sketch=options.sketch,
+        parts=parts,
+        compare=options.discrepancy,
+        extraction=options.extraction,
+        vc_weight=options.vc_weight,
     )
     return replace(state, alpha=alpha, work=state.work + work)
 
 
-def _visits(state: State, clients: Sequence[Client], engine, options: Options) -> State:
+def _visits(state: State, clients: Sequence[Client], engine, options: Options, parts: Parts) -> State:
     rounds = rounds_of(state.alpha, options.schedule, generator_for(options.seed, "schedule", state.r))
+    widths = own_widths(clients, options.personal_width)
     state = personal_epoch(
         state,
         clients,
@@ -116,23 +145,39 @@ def _visits(state: State, clients: Sequence[Client], engine, options: Options) -
         step_rule=options.step_rule,
         participation=options.participation,
         projection=options.projection,
+        parts=parts,
+        widths=widths,
+        nested=options.nested,
+        inplace_kd=options.inplace_kd,
     )
     state = replace(state, r=state.r + 1)
-    begins = options.epochs - math.ceil(options.tail_average * options.epochs) + 1 if options.tail_average else math.inf
-    return state.averaged(begins)
+    tailed = state.averaged(tail_begins(options.tail_average, options.epochs))
+    if options.server_mix == "none" or state.r >= options.epochs:  # mixed models want another epoch of training
+        return tailed
+    return replace(tailed, v=mixed_by_alpha(state, clients, parts, widths).v)
 
 
-def _finish(clients: Sequence[Client], engine, options: Options, state: State) -> State:
-    r"""The paper's last step, if asked for: :math:`\hat v_i = v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i)`."""
+def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, state: State) -> State:
+    r"""The paper's last step, if asked for: :math:`\hat v_i = v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i)`.
+
+    A host that is smaller than the model has a gradient of the part that it can hold, and none of the rest.
+    """
     if options.final_lr is None:
         return state
     v, work = [], Work()
-    for i, params in enumerate(state.deployed):
+    for i, (params, own) in enumerate(zip(state.deployed, own_widths(clients, options.personal_width), strict=True)):
         hosts = state.alpha[i].nonzero().flatten().tolist()
-        tasks = [Task(full_gradient, params, host=j, seed=0) for j in hosts]
+        indices = [parts.nested(own, clients[j].width) for j in hosts]
+        held = [parts.cut(params, index) for index in indices]
+        tasks = [
+            Task(full_gradient, part, host=j, seed=0, width=own if index is None else clients[j].width)
+            for part, index, j in zip(held, indices, hosts, strict=True)
+        ]
         gradients = run_all(engine, tasks, [f"final step: model {i} at host {j}" for j in hosts])
-        mixture: Tensor = sum(float(state.alpha[i, j]) * g for j, g in zip(hosts, gradients, strict=True))
-        v.append(subtract(params, mixture, options.final_lr))
-        moved = len(hosts) * num_bytes(params)
+        mixture = {name: torch.zeros_like(x) for name, x in params.items()}
+        for j, index, part, g in zip(hosts, indices, held, gradients, strict=True):
+            mixture = parts.add(mixture, index, unflatten(g, part), float(state.alpha[i, j]))
+        v.append(finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
+        moved = sum(num_bytes(part) for part in held)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
     return replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.fedavg import at_home, begin, budgeted
+from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
 from hetperm.client import Client
 from hetperm.global_model import mean_model
 from hetperm.local import Params, Shard, Workbench, batches
@@ -19,20 +19,13 @@ from hetperm.state import State, Work, mixed, num_bytes
 
 
 @dataclass(frozen=True)
-class Options:
-    """What pFedMe needs to know; the names are those of the configuration, which explains them."""
+class Options(RivalOptions):
+    """What pFedMe needs to know beyond what every rival does."""
 
-    seed: int
-    epochs: int
-    local_steps: int
-    batch_size: int
-    lr: float
-    steps: int
-    tail_average: float
     prox: float
     inner_steps: int
     inner_lr: float
-    server_mix: float
+    server_step: float
 
 
 def pfedme(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
@@ -42,7 +35,7 @@ def pfedme(clients: Sequence[Client], engine, start: Params, options: Options) -
         w_{i,k+1} = w_{i,k} - \eta \lambda (w_{i,k} - \theta_{i,k}), \quad
         w \leftarrow (1 - \beta) w + \beta \frac1N \sum_i w_{i,K}
 
-    with :math:`\lambda` = `prox`, :math:`\eta` = `lr`, :math:`\beta` = `server_mix`, and :math:`\theta` found by
+    with :math:`\lambda` = `prox`, :math:`\eta` = `lr`, :math:`\beta` = `server_step`, and :math:`\theta` found by
     `inner_steps` steps of `inner_lr` (see `envelope_update`). Personal models: the :math:`\theta_i` that client i found
     last. A local step costs `inner_steps` gradients.
     """
@@ -61,12 +54,12 @@ def pfedme(clients: Sequence[Client], engine, start: Params, options: Options) -
         N = len(clients)
         outcomes = at_home(clients, engine, [update] * N, [state.w] * N, seed=options.seed, t=t)
         mean = mean_model([local for local, _ in outcomes], clients)
-        w = mixed((state.w, 1 - options.server_mix), (mean, options.server_mix))
+        w = mixed((state.w, 1 - options.server_step), (mean, options.server_step))
         moved = N * num_bytes(w)
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=tuple(theta for _, theta in outcomes), work=state.work + work)
 
-    epoch = budgeted(advance, epochs=options.epochs, steps=options.steps, cost=cost, tail_average=options.tail_average)
+    epoch = budgeted(advance, options, cost=cost)
     return Algorithm(partial(begin, clients, start), epoch, finish=lambda state: state)
 
 

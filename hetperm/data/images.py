@@ -1,9 +1,11 @@
-"""Labelled images: digits (part of scikit-learn), MNIST and Fashion-MNIST (torchvision), and what is done to them."""
+"""Labelled images: those of scikit-learn and of torchvision, the pools they are divided into, what is done to them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,8 +13,43 @@ from hetperm.randomness import generator_for
 
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
+MEASURED = 500  # training images that tell the mean and the deviation of a set that is not known beforehand
 
-Images = tuple[Tensor, Tensor]  # uint8 (n, channels, height, width) and int64 (n,)
+
+class Undecoded(Protocol):
+    """Images that are not in memory yet; ``shape`` is (n, channels, height, width)."""
+
+    shape: tuple[int, int, int, int]
+
+    def __getitem__(self, rows: Tensor) -> "Undecoded": ...
+
+    def decode(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images and their classes.
+
+    Attributes:
+        x: (n, channels, height, width), as stored.
+        y: (n,) int64 classes.
+        writer: (n,) int64, who made each of them; None if the set does not say.
+    """
+
+    x: Tensor | Undecoded
+    y: Tensor
+    writer: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Tensor) -> "Images":
+        """Those rows; nothing is decoded."""
+        return Images(self.x[rows], self.y[rows], None if self.writer is None else self.writer[rows])
+
+    def pixels(self) -> Tensor:
+        """x in memory."""
+        return self.x if isinstance(self.x, Tensor) else self.x.decode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,16 +57,23 @@ class Source:
     """A data set as it is stored.
 
     Attributes:
-        images: what is divided into training and validation (and test, if `test` is None).
-        peak: the value of a white pixel; mean, std: of pixels divided by it.
+        images: what is divided into training, validation and test images.
+        test: its own test images; None if they are to be taken of `images`.
+        peak: the value of a white pixel; mean, std: of pixels divided by it, for all channels or (channels, 1, 1); None
+            if they are to be measured.
+        val: its own validation images; None if they are to be taken of `images`.
+        strata: (n,) what each of `images` belongs to, where validation and test images are to be taken of every one of
+            these in proportion; None if they are taken of the whole.
     """
 
     images: Images
     test: Images | None
     num_classes: int
     peak: int
-    mean: float
-    std: float
+    mean: float | Tensor | None
+    std: float | Tensor | None
+    val: Images | None = None
+    strata: Tensor | None = None
 
 
 def digits(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -38,61 +82,139 @@ def digits(data_dir: str | Path | None = None, download: bool = False) -> Source
 
     got = load_digits()
     x, y = torch.from_numpy(got.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(got.target).long()
-    return Source((x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760)
+    return Source(Images(x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760)
 
 
 def mnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
     """70,000 handwritten digits, 28x28."""
-    images, test = _torchvision("mnist", "MNIST", data_dir, download)
+    files = _idx("MNIST/raw", "train", "t10k")
+    images, test = _torchvision("mnist", "MNIST", data_dir, download, files=files, axes="n h w -> n 1 h w")
     return Source(images, test, num_classes=10, peak=255, mean=0.1307, std=0.3081)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
     """70,000 pictures of clothes, 28x28."""
-    images, test = _torchvision("fashion-mnist", "FashionMNIST", data_dir, download)
+    files = _idx("FashionMNIST/raw", "train", "t10k")
+    images, test = _torchvision(
+        "fashion-mnist", "FashionMNIST", data_dir, download, files=files, axes="n h w -> n 1 h w"
+    )
     return Source(images, test, num_classes=10, peak=255, mean=0.2860, std=0.3530)
 
 
-def _torchvision(name: str, kind: str, data_dir: str | Path | None, download: bool) -> tuple[Images, Images]:
-    """The training and the test images of a torchvision set; an error that says what to do if they are not there."""
+def emnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
+    """131,600 handwritten digits and letters, 28x28, in 47 classes of equal size: the balanced split of EMNIST."""
+    files = _idx("EMNIST/raw", "emnist-balanced-train", "emnist-balanced-test")
+    # The files hold every image column by column.
+    images, test = _torchvision(
+        "emnist", "EMNIST", data_dir, download, files=files, axes="n w h -> n 1 h w", split="balanced"
+    )
+    return Source(images, test, num_classes=47, peak=255, mean=0.1751, std=0.3332)
+
+
+def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Source:
+    """60,000 photographs of animals and vehicles, 32x32, in colour."""
+    batches = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"]
+    files = [Path("cifar-10-batches-py", batch) for batch in batches]
+    images, test = _torchvision("cifar10", "CIFAR10", data_dir, download, files=files, axes="n h w c -> n c h w")
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    return Source(images, test, num_classes=10, peak=255, mean=_per_channel(mean), std=_per_channel(std))
+
+
+def _idx(folder: str, *parts: str) -> list[Path]:
+    """The idx files of a set, relative to ``data_dir``."""
+    return [Path(folder, f"{part}-{kind}-ubyte") for part in parts for kind in ("images-idx3", "labels-idx1")]
+
+
+def _torchvision(
+    name: str, kind: str, data_dir: str | Path | None, download: bool, *, files: list[Path], axes: str, **options: str
+) -> tuple[Images, Images]:
+    """The training and the test images of a torchvision set; an error that says what to do if they are not there.
+
+    Args:
+        kind: name of the class in torchvision.datasets; ``options`` are for it.
+        files: what must be there, relative to ``data_dir``, all in one folder.
+        axes: einops pattern from how torchvision holds the images to (n, channels, height, width).
+    """
     from torchvision import datasets
 
     root = Path(FOLDER if data_dir is None else data_dir).expanduser()
-    load = getattr(datasets, kind)
-    files = [root / kind / "raw" / Path(file).stem for file, _ in load.resources]
-    if not download and not all([file.is_file() for file in files]):
+    folder = files[0].parent
+    if not download and not all([(root / file).is_file() for file in files]):
         raise FileNotFoundError(
-            f"{name} is not in {root / kind / 'raw'}; point --data-dir at the folder that holds {kind}, "
+            f"{name} is not in {root / folder}; point --data-dir at the folder that holds {folder.parts[0]}, "
             "or let --download fetch it"
         )
+    load = getattr(datasets, kind)
     try:
-        train, test = (load(str(root), train=part, download=download) for part in (True, False))
+        train, test = (load(str(root), train=part, download=download, **options) for part in (True, False))
     except Exception as error:  # torchvision raises whatever reading or fetching raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OSError(
-            f"{name} could not be {'fetched into' if download else 'read from'} {root / kind / 'raw'} ({reason}); "
+            f"{name} could not be {'fetched into' if download else 'read from'} {root / folder} ({reason}); "
             "remove that folder and let --download fetch it afresh"
         ) from error
-    return tuple((part.data.unsqueeze(1), part.targets.long()) for part in (train, test))
+    return tuple(
+        Images(rearrange(torch.as_tensor(part.data), axes).contiguous(), torch.as_tensor(part.targets).long())
+        for part in (train, test)
+    )
 
 
 def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Images]:
     """The training, validation and test pools: separated before anything else, so that no client's choice mixes them.
 
     The test pool is the set's own; where it has none it is the first fifth of a random order. ``validation_share`` is
-    taken of the rest.
+    taken of the rest, unless the set has validation images of its own. A set with strata is divided stratum by stratum,
+    and every stratum keeps a training image.
     """
-    x, y = source.images
-    order = torch.randperm(len(y), generator=generator_for(seed, "pools"))
-    fifth = 0 if source.test is not None else round(TEST_SHARE * len(y))
-    cut = fifth + share_of(validation_share, len(y) - fifth)
-    test, val, train = ((x[rows], y[rows]) for rows in (order[:fifth], order[fifth:cut], order[cut:]))
-    return {"train": train, "val": val, "test": test if source.test is None else source.test}
+    n = len(source.images)
+    order = torch.randperm(n, generator=generator_for(seed, "pools"))
+    pool = torch.zeros(n, dtype=torch.int8)  # 0: training, 1: validation, 2: test
+    for rows in [order] if source.strata is None else order_by(source.strata, order):
+        fifth = 0 if source.test is not None else _some(TEST_SHARE, len(rows))
+        cut = fifth + (0 if source.val is not None else _some(validation_share, len(rows) - fifth))
+        pool[rows[:cut]] = 1
+        pool[rows[:fifth]] = 2
+    # In random order, whatever the strata: who reads a shard from its beginning meets all classes.
+    train, val, test = (source.images.take(order[pool[order] == k]) for k in range(3))
+    return {
+        "train": train,
+        "val": val if source.val is None else source.val,
+        "test": test if source.test is None else source.test,
+    }
+
+
+def order_by(strata: Tensor, order: Tensor) -> tuple[Tensor, ...]:
+    """The rows of ``order``, apart for every stratum, each in that order.
+
+    Example:
+        >>> order_by(torch.tensor([7, 5, 7]), torch.tensor([2, 1, 0]))
+        (tensor([1]), tensor([2, 0]))
+    """
+    sizes = strata.unique(return_counts=True)[1]
+    return order[strata[order].argsort(stable=True)].split(sizes.tolist())
+
+
+def _some(share: float, n: int) -> int:
+    return min(share_of(share, n), max(0, n - 1))
 
 
 def share_of(share: float, n: int) -> int:
     """``share`` of n samples, and at least one unless the share is 0."""
     return max(1, round(share * n)) if share else 0
+
+
+def measured(source: Source, train: Images) -> Source:
+    """The source with a mean and a deviation for each channel: its own, or those of the first images of ``train``."""
+    if source.mean is not None:
+        return source
+    x = train.take(torch.arange(min(MEASURED, len(train)))).pixels().double() / source.peak
+    # Four digits, as published values have them: the order in which threads add cannot change them.
+    std, mean = (figure.round(decimals=4).tolist() for figure in torch.std_mean(x, dim=(0, 2, 3), correction=0))
+    return replace(source, mean=_per_channel(mean), std=_per_channel([value or 1.0 for value in std]))
+
+
+def _per_channel(values: list[float] | tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).view(-1, 1, 1)
 
 
 def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees: float = 0.0) -> Tensor:

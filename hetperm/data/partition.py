@@ -1,4 +1,4 @@
-"""Who holds which training images: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g.
+"""Who holds which training images: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, writer.
 
 A partition says what a client's data look like; dealing then hands every training image to at most one client. How many
 images of a class a client gets is drawn, never exactly balanced: balanced shards would differ from one another by less
@@ -28,6 +28,7 @@ class Share:
         group: its group, or None if the partition knows none.
         labels: what it calls each class of the pool: ``labels[y]`` stands for y.
         degrees: how far its images are turned, counter-clockwise.
+        writer: whose images it holds and is scored on, and nobody else's; None if they are not one writer's.
     """
 
     rows: Tensor
@@ -35,6 +36,7 @@ class Share:
     group: int | None
     labels: tuple[int, ...]
     degrees: float
+    writer: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,7 @@ def divide(
     num_clients: int,
     samples_per_client: int | None = None,
     seed: int,
+    writers: Tensor | None = None,
 ) -> tuple[Share, ...]:
     """The share of every client.
 
@@ -72,6 +75,7 @@ def divide(
         labels: (n,) classes of the training pool.
         samples_per_client: None deals out every image that a client may hold: in equal parts where clients are as the
             pool, and otherwise each image to one of the clients that hold its class, by how much of it they hold.
+        writers: (n,) who made each image of the training pool; None if the data do not say.
 
     Example:
         >>> shares = divide("class-groups:2", torch.arange(40) % 4, num_classes=4, num_clients=2, seed=0)
@@ -79,6 +83,8 @@ def divide(
         ([20, 20], 2)
     """
     rule, argument = parse(partition, num_classes)
+    if rule is by_writer:
+        return by_writer(writers, num_clients, num_classes, samples_per_client=samples_per_client, seed=seed)
     y = labels.numpy()
     if samples_per_client is not None and num_clients * samples_per_client > len(y):
         raise ValueError(
@@ -109,10 +115,50 @@ def _share(i: int, rows: np.ndarray, y: np.ndarray, plan: _Plan, num_classes: in
     return Share(torch.from_numpy(rows), tuple(classes), group, tuple(labels), degrees)
 
 
+def by_writer(
+    writers: Tensor | None, num_clients: int, num_classes: int, *, samples_per_client: int | None = None, seed: int
+) -> tuple[Share, ...]:
+    """Every client one writer, in the order of the writers' numbers: nothing is dealt, the data come divided.
+
+    Which writers take part is drawn, so that those of a smaller federation are among those of a larger one. With
+    ``samples_per_client`` they are drawn of the writers who have as many training images.
+
+    Args:
+        writers: (n,) who made each image of the training pool.
+    """
+    if writers is None:
+        raise ValueError(
+            "partition 'writer' makes a client of every writer, and only leaf:PATH says who wrote what; write another "
+            "partition, such as 'iid'"
+        )
+    names, inverse, counts = np.unique(writers.numpy(), return_inverse=True, return_counts=True)
+    least = 1 if samples_per_client is None else samples_per_client
+    able = np.flatnonzero(counts >= least)
+    if num_clients > len(able):
+        raise ValueError(
+            f"writer: {num_clients} clients are too many for {len(able)} writers with training images; lower num_clients"
+            if samples_per_client is None
+            else f"writer: {len(able)} of {len(names)} writers have {least} training images, too few for {num_clients} "
+            "clients; lower samples_per_client or num_clients"
+        )
+    rng = np.random.default_rng(seed_for(seed, "partition", "writer"))
+    rows_of = np.split(np.argsort(inverse, kind="stable"), counts.cumsum()[:-1])
+
+    def share(k: int) -> Share:
+        name, rows = int(names[k]), rows_of[k]
+        if samples_per_client is not None:
+            rng = np.random.default_rng(seed_for(seed, "deal", "writer", name))
+            rows = np.sort(rng.choice(rows, samples_per_client, replace=False))
+        everything = tuple(range(num_classes))
+        return Share(torch.from_numpy(rows), everything, group=None, labels=everything, degrees=0.0, writer=name)
+
+    return tuple(share(k) for k in np.sort(rng.permutation(able)[:num_clients]))
+
+
 # Names
 
 
-def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan], float | int | None]:
+def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple[Share, ...]], float | int | None]:
     """The rule a name stands for and its number, checked against the number of classes."""
     name, colon, text = partition.partition(":")
     if name not in PARTITIONS:
@@ -211,6 +257,7 @@ PARTITIONS = {
     "dirichlet": (dirichlet, "a"),
     "label-shift": (label_shift, "g"),
     "rotation": (rotation, "g"),
+    "writer": (by_writer, None),
 }
 
 

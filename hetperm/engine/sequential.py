@@ -7,27 +7,37 @@ import torch
 
 from hetperm.client import Client
 from hetperm.engine.task import Failure, Task
-from hetperm.local import Workbench
+from hetperm.local import Workbench, Workshop
 
 
 class Sequential:
-    """Runs tasks in order, on one workbench."""
+    """Runs tasks in order, in one workshop (a single workbench will do if all models have one size)."""
 
-    def __init__(self, clients: Sequence[Client], bench: Workbench):
-        self.clients, self.bench = clients, bench
+    def __init__(self, clients: Sequence[Client], shop: Workshop | Workbench):
+        self.clients, self.shop = clients, shop
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
-        return [self._run(task) for task in tasks]
+        return [run_task(task, self.clients, self.shop) for task in tasks]
 
-    def _run(self, task: Task) -> Any | Failure:
-        generator = torch.Generator().manual_seed(task.seed)
-        # Dropout and its like ignore generators: the global one is set for the task and put back after it.
-        before = torch.get_rng_state()
-        torch.default_generator.manual_seed(task.seed)
-        try:
-            return task.update(self.bench, task.params, self.clients[task.host].train, generator=generator)
-        except RuntimeError as error:
-            return Failure(task, error)
-        finally:
-            torch.set_rng_state(before)
+
+def run_task(task: Task, clients: Sequence[Client], shop: Workshop | Workbench) -> Any | Failure:
+    """What a host makes of the model it is handed, or a Failure if it raised."""
+    # Dropout and its like ignore generators: the global one is set for the task and put back after it.
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(task.seed)
+    try:
+        return work_on(task, clients, shop)
+    finally:
+        torch.set_rng_state(before)
+
+
+def work_on(task: Task, clients: Sequence[Client], shop: Workshop | Workbench) -> Any | Failure:
+    """The same for models that draw nothing from torch's global generator."""
+    host, bench = clients[task.host], shop.at(task.width)
+    bench.classes = host.classes
+    generator = torch.Generator().manual_seed(task.seed)
+    try:
+        return task.update(bench, task.params, host.train, generator=generator)
+    except RuntimeError as error:
+        return Failure(task, error)

@@ -16,12 +16,14 @@ class Task:
             or like it, with its options bound.
         host: the position of the client that does it.
         seed: decides all randomness of the task, so that neither engine nor order can change a result.
+        width: of the model that is handed over.
     """
 
     update: Callable[..., Any]
     params: Params
     host: int
     seed: int
+    width: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,23 @@ RUNS = Path("runs")
 DENSE_UP_TO = 2000  # clients; a larger alpha is written sparse
 
 
-def free(out: Path | None, name: str) -> Path:
-    """The folder a run will be written to: ``out``, which must not exist, or the first of runs/NAME-k that is free."""
+def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
+    """The folder that a run is written to: ``out``, or runs/NAME.
+
+    A new run wants a folder that does not exist, and takes the first of runs/NAME, runs/NAME-2, ... that is free. With
+    ``resume`` it is the one that is there, the latest of its name, or a new one if there is none.
+    """
     if out is not None:
-        if out.exists() or out.is_symlink():
-            raise FileExistsError(f"{out} exists; name another folder with --out, or remove it")
+        if not resume and (out.exists() or out.is_symlink()):
+            raise FileExistsError(f"{out} exists; name another folder with --out, or go on with that run by --resume")
+        if resume and out.exists() and not (out / "config.toml").exists():
+            raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
         return out
-    folder, k = RUNS / name, 1
+    folder, latest, k = RUNS / name, None, 1
     while folder.exists():
-        k += 1
+        latest, k = folder, k + 1
         folder = RUNS / f"{name}-{k}"
-    return folder
+    return latest if resume and latest else folder
 
 
 def create(folder: Path) -> Path:
@@ -73,8 +79,25 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: "" if _missing(value) else value for key, value in row.items()} for row in rows)
+    writer.writerows({key: "" if missing(value) else value for key, value in row.items()} for row in rows)
     write(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that `write_csv` wrote: numbers as numbers, None where there is none, tiers as texts."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "tier":  # a name, also if it is made of digits
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text or None
 
 
 def write_alpha(folder: Path, alpha: np.ndarray) -> None:
@@ -112,7 +135,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
+    """Whether there is nothing to show: None, or a float that is not finite."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
@@ -122,4 +146,4 @@ def _strict(value: Any) -> Any:
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [_strict(item) for item in value]
-    return None if _missing(value) else value
+    return None if missing(value) else value

@@ -1,17 +1,23 @@
-"""Pictures of a run: who learns from whom, and how accuracy grows with work."""
+"""Pictures of a run: who learns from whom, how tiers do, and how accuracy grows with work."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
+from hetperm.report import tables
 from hetperm.report.folder import write
 
 Rows = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; a method has the same colour in every picture.
+# A method has one colour in every picture. The first are Okabe and Ito's, which colour-blind readers can tell apart;
+# methods that slice one global model differ from them also in how lines and bars are drawn.
 COLOURS = {
     "perm": "#D55E00",
     "perm-two-stage": "#E69F00",
@@ -22,7 +28,17 @@ COLOURS = {
     "pfedme": "#009E73",
     "apfl": "#CC79A7",
     "ifca": "#8C6D1F",
+    "heterofl": "#B39DDB",
+    "heterofl-ft": "#6A3D9A",
+    "fedrolex": "#8BC34A",
+    "fedrolex-ft": "#33691E",
+    "feddropout": "#FF9E9E",
+    "feddropout-ft": "#C2185B",
+    "fjord": "#5FD3C4",
+    "fjord-ft": "#12355B",
 }
+LEGEND = 5  # tiers in a line of the map's legend
+SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -33,14 +49,35 @@ def save(figure: Figure, path: Path) -> None:
 # Who learns from whom
 
 
-def order(alpha: np.ndarray, groups: Sequence[int] | None = None) -> np.ndarray:
+def order(
+    alpha: np.ndarray,
+    groups: Sequence[int] | None = None,
+    tiers: Sequence[str] | None = None,
+    *,
+    largest_first: Sequence[str] = (),
+) -> np.ndarray:
     """(N,) clients in an order in which the structure of alpha shows: by known group, and else by `clustered`.
+
+    Args:
+        tiers: the tier of each client; clients of a group are ordered by it.
+        largest_first: the names of the tiers, largest first; those that are not named come last.
 
     Example:
         >>> order(np.eye(4), groups=[1, 0, 1, 0]).tolist()
         [1, 3, 0, 2]
+        >>> order(np.eye(4), [1, 0, 1, 0], ["small", "small", "large", "large"], largest_first=["large"]).tolist()
+        [3, 1, 2, 0]
     """
-    return clustered(alpha) if groups is None else np.argsort(groups, kind="stable")
+    if groups is None:
+        return clustered(alpha)
+    rank = _ranks(tiers, largest_first) if tiers is not None else np.zeros(len(groups))
+    return np.lexsort((rank, groups))
+
+
+def _ranks(tiers: Sequence[str], largest_first: Sequence[str]) -> np.ndarray:
+    """(N,) the place of each client's tier among the names."""
+    names = list(dict.fromkeys([*largest_first, *tiers]))
+    return np.array([names.index(tier) for tier in tiers])
 
 
 def clustered(alpha: np.ndarray) -> np.ndarray:
@@ -58,24 +95,171 @@ def clustered(alpha: np.ndarray) -> np.ndarray:
     return leaves_list(linkage(weights, method="average", optimal_ordering=len(alpha) <= 500))
 
 
-def alpha_map(alpha: np.ndarray, groups: Sequence[int] | None, *, title: str) -> Figure:
-    """The mixing weights as a heat map: row i is client i, column j whom it learns from."""
-    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
-    axes = figure.subplots()
-    at = order(alpha, groups)
+def alpha_map(
+    alpha: np.ndarray,
+    groups: Sequence[int] | None,
+    *,
+    title: str,
+    tiers: Sequence[str] | None = None,
+    largest_first: Sequence[str] = (),
+) -> Figure:
+    """The mixing weights as a heat map: row i is client i, column j whom it learns from.
+
+    Args:
+        groups: the group of each client, if known: clients are ordered by it, and lines part the groups.
+        tiers: the tier of each client: a strip beside the map, dark for large, and faint lines inside a group.
+        largest_first: the names of the tiers, largest first.
+    """
+    stripes = tiers is not None and len(set(tiers)) > 1
+    lines = math.ceil(len(set(tiers)) / LEGEND) if stripes else 0
+    figure, axes, scale = _square(below=0.8 + 0.25 * stripes + 0.2 * lines, beside=0.25 * stripes)
+    at = order(alpha, groups, tiers, largest_first=largest_first)
     image = axes.imshow(alpha[np.ix_(at, at)], cmap="viridis", vmin=0, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="mixing weight")
-    by = "group" if groups is not None else "similarity"
-    axes.set(title=title, xlabel=f"host j (ordered by {by})", ylabel=f"client i (ordered by {by})")
-    if len(at) <= 30:
-        axes.set_xticks(range(len(at)), at.tolist(), fontsize=7, rotation=90)
-        axes.set_yticks(range(len(at)), at.tolist(), fontsize=7)
+    figure.colorbar(image, cax=scale, label="mixing weight")
+    by = "similarity" if groups is None else "group, then tier" if stripes else "group"
+    axes.set(xlabel=f"host j (ordered by {by})", ylabel=f"client i (ordered by {by})")
+    axes.set_title(_plain(title), pad=24 if stripes else 8)
+    numbers = at.tolist() if len(at) <= 30 else []
+    axes.set_xticks(range(len(numbers)), numbers, fontsize=7, rotation=90)
+    axes.set_yticks(range(len(numbers)), numbers, fontsize=7)
+    if stripes:
+        rank = _ranks(tiers, largest_first)[at]
+        if groups is not None:
+            _part(axes, rank, linewidth=0.5, alpha=0.5)
+        _tier_strips(figure, axes, rank, list(dict.fromkeys([*largest_first, *tiers])))
     if groups is not None:
-        sorted_groups = np.asarray(groups)[at]
-        for edge in np.flatnonzero(sorted_groups[1:] != sorted_groups[:-1]) + 0.5:
-            axes.axhline(edge, color="white", linewidth=0.8)
-            axes.axvline(edge, color="white", linewidth=0.8)
+        _part(axes, np.asarray(groups)[at], linewidth=1.8)
+        _name_groups(axes, np.asarray(groups)[at], pad=20 if numbers else 3)
     return figure
+
+
+def _square(*, below: float, beside: float) -> tuple[Figure, Any, Any]:
+    """A figure with a square panel and a colour scale; around the panel there is room, in inches.
+
+    Placed by hand: a layout that is solved for does not know how far a square panel shrinks.
+    """
+    left, above, side = 0.95, 0.4 + beside, 4.9
+    width, height = left + side + beside + 1.2, below + side + above
+    figure = Figure(figsize=(width, height))
+    panel = figure.add_axes((left / width, below / height, side / width, side / height))
+    place = left + side + beside + 0.2
+    scale = figure.add_axes((place / width, below / height, 0.18 / width, side / height))
+    return figure, panel, scale
+
+
+def _part(axes, labels: np.ndarray, **style) -> None:
+    """Nothing; white lines stand where the label of the clients, in the order of the map, changes."""
+    for edge in np.flatnonzero(labels[1:] != labels[:-1]) + 0.5:
+        axes.axhline(edge, color="white", **style)
+        axes.axvline(edge, color="white", **style)
+
+
+def _name_groups(axes, groups: np.ndarray, *, pad: float) -> None:
+    """Nothing; every group has its name in the middle of its clients, if names do not crowd each other."""
+    found, first, count = np.unique(groups, return_index=True, return_counts=True)
+    if len(found) > 10:
+        return
+    middle, names = first + (count - 1) / 2, [f"group {each}" for each in found]
+    axes.set_xticks(middle, names, minor=True, fontsize=8)
+    axes.set_yticks(middle, names, minor=True, fontsize=8, rotation=90, verticalalignment="center")
+    axes.tick_params(which="minor", length=0, pad=pad)
+
+
+def _tier_strips(figure: Figure, axes, rank: np.ndarray, names: Sequence[str]) -> None:
+    """Nothing; strips above and beside the map say by their shade which tier a client is of."""
+    shades = colormaps["Greys"](np.linspace(1, 0.15, len(names)))
+    style = {"cmap": ListedColormap(shades), "vmin": -0.5, "vmax": len(names) - 0.5, "aspect": "auto"}
+    for place, strip in (((1.015, 0, 0.03, 1), rank[:, None]), ((0, 1.015, 1, 0.03), rank[None])):
+        beside = axes.inset_axes(place)
+        beside.imshow(strip, interpolation="nearest", **style)
+        beside.set(xticks=[], yticks=[])
+    handles = [Patch(facecolor=shades[k], edgecolor="black", label=_plain(names[k])) for k in np.unique(rank)]
+    figure.legend(handles=handles, title="tier", loc="lower center", ncols=LEGEND, fontsize=8, title_fontsize=8)
+
+
+# How tiers do
+
+
+def tiers(summary: Mapping[str, Any], clients: Rows = (), *, title: str = "") -> Figure:
+    """Accuracy by tier, the largest first: a bar for each method, and how far it spreads.
+
+    Args:
+        summary: of one run, or of several seeds.
+        clients: rows of clients.csv; bars of a single run show the standard deviation over a tier's clients.
+    """
+    methods, names = tables.methods_of(summary), tables.tier_names(summary)
+    labels = [_tier_label(summary, tier) for tier in names]
+    height = np.array([[_number(method["tiers"][tier]["accuracy"]) for tier in names] for method in methods.values()])
+    spread = np.array([[_tier_spread(summary, clients, method, tier) for tier in names] for method in methods])
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches for a tier: for its bars, or for its name
+    figure = Figure(figsize=(min(max(5.0, 2.4 + room * len(names)), 13.0), 4.2), layout="constrained")
+    axes = figure.subplots()
+    low, high = _range(height, spread)
+    share = 0.84 / len(methods)  # of the room from one tier to the next
+    for k, method in enumerate(methods):
+        x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
+        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, numbers=len(methods) <= 5)
+    axes.set_xticks(range(len(names)), labels, fontsize=8)
+    axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
+    axes.set_ylabel("test accuracy" + (f" (axis starts at {low:g})" if low else ""))
+    if np.isfinite(spread).any():
+        over = "seeds" if "seeds" in summary else "clients of the tier"
+        axes.set_xlabel(f"error bars: standard deviation over {over}", fontsize=8)
+    axes.grid(axis="y", alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _bars(
+    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, numbers: bool
+) -> None:
+    """Nothing; a method has its bar in every tier, with the spread and, if asked for, the number on top."""
+    style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": method}
+    axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
+    axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
+    top = height + np.nan_to_num(spread)
+    for k in np.flatnonzero(~np.isnan(height)) if numbers else ():
+        text = f"{height[k]:.2f}".removeprefix("0")
+        axes.annotate(text, (x[k], top[k]), (0, 2), textcoords="offset points", ha="center", size=7)
+
+
+def _tier_label(summary: Mapping[str, Any], tier: str) -> str:
+    entry = tables.widest(summary, tier)
+    count = tables.cell("clients", entry.get("clients"))
+    return f"{_plain(tier)}\nwidth {tables.width_text(entry.get('width'))}\n{count} client{'s' * (count != '1')}"
+
+
+def _tier_spread(summary: Mapping[str, Any], clients: Rows, method: str, tier: str) -> float:
+    """The standard deviation of a tier's accuracy over seeds, or over its clients in a single run; nan if unknown."""
+    if "seeds" in summary:
+        return _number(tables.spread_of(summary, method).get("tiers", {}).get(tier, {}).get("accuracy"))
+    name = "accuracy" if method == summary["algorithm"] else f"accuracy_{method}"
+    found = column([row for row in clients if str(row["tier"]) == tier], name)
+    found = found[~np.isnan(found)]
+    return float(found.std(ddof=1)) if len(found) > 1 else math.nan
+
+
+def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
+    """Where the axis of accuracies begins and ends: at a tenth below everything drawn, with room for numbers above."""
+    low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
+    if np.isnan(low).all():
+        return 0.0, 1.0
+    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10
+    floor = max(0.0, floor) if np.nanmin(height) >= 0 else floor  # a metric may be negative, an accuracy may not
+    top = max(float(np.nanmax(high)), floor + 0.1)
+    return floor, top + 0.06 * (top - floor)
+
+
+def _slices(method: str) -> bool:
+    return method.removesuffix("-ft") in SLICING
+
+
+def _plain(text: str) -> str:
+    """The text as it is: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
 
 
 # How accuracy grows
@@ -91,6 +275,13 @@ def column(rows: Rows, name: str) -> np.ndarray:
     return np.array([_number(row.get(name)) for row in rows])
 
 
+def spent(rows: Rows, cost: str) -> np.ndarray:
+    """(epochs,) what was spent so far: a column of a history, or "bytes", which are those down and those up."""
+    if cost == "bytes":
+        return column(rows, "bytes_down") + column(rows, "bytes_up")
+    return column(rows, cost)
+
+
 def curves(
     runs: Mapping[str, Sequence[Rows]],
     *,
@@ -98,23 +289,28 @@ def curves(
     against: Sequence[tuple[str, str, float]],
     title: str = "",
 ) -> Figure:
-    """Every method a line, a column of panels per figure and a row per cost; the band is the spread over seeds.
+    """Every method a line; the band is the spread over seeds.
+
+    A row of panels per cost and a column per figure; if there is one figure, its panels stand side by side.
 
     Args:
         runs: method -> one history per seed.
         figures: (column of the metrics, label); losses are on a logarithmic scale.
-        against: (column of the metrics, label, what one unit is): what it cost so far. A method that pays nothing of
-            it is a dashed line at the height where it ends.
+        against: (column of the metrics or "bytes", label, what one unit is): what it cost so far. A method that pays
+            nothing of it is a dashed line at the height where it ends.
     """
-    figure = Figure(figsize=(5.2 * len(figures) + 1.6, 3.9 * len(against)), layout="constrained")
-    panels = figure.subplots(len(against), len(figures), squeeze=False)
-    for row, (cost, cost_label, unit) in zip(panels, against):
-        for axes, (name, label) in zip(row, figures):
-            for method, histories in runs.items():
-                _line(axes, method, histories, name, cost, unit)
-            axes.set(xlabel=cost_label, ylabel=label, yscale="log" if "loss" in name else "linear")
-            axes.grid(alpha=0.25)
-    figure.suptitle(title)
+    rows, columns = (1, len(against)) if len(figures) == 1 else (len(against), len(figures))
+    figure = Figure(figsize=(4.6 * columns + 1.6, 3.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey="row" if len(figures) == 1 else False)
+    pairs = [(cost, each) for cost in against for each in figures]
+    for axes, ((cost, cost_label, unit), (name, label)) in zip(panels.flat, pairs):
+        for method, histories in runs.items():
+            _line(axes, method, histories, name, cost, unit)
+        axes.set(xlabel=cost_label, yscale="log" if "loss" in name else "linear")
+        if len(figures) > 1 or axes is panels[0][0]:
+            axes.set_ylabel(label)
+        axes.grid(alpha=0.25)
+    figure.suptitle(_plain(title))
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper")
     return figure
 
@@ -122,7 +318,7 @@ def curves(
 def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, unit: float) -> None:
     if column(histories[0], "finished")[-1:] == 1:  # what comes before a last step is not what a client would use
         histories = [[row for row in rows if row["finished"]] for rows in histories]
-    x = np.mean([column(rows, cost) for rows in histories], axis=0) / unit
+    x = np.mean([spent(rows, cost) for rows in histories], axis=0) / unit
     y = np.array([deployed(rows, name) for rows in histories])
     there = ~np.isnan(y).any(axis=0)
     if not there.any():
@@ -134,9 +330,10 @@ def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, un
         "color": COLOURS.get(method),
         "linewidth": 2.2 if ours else 1.3,
         "zorder": 3 if ours else 2,
+        "linestyle": "-." if _slices(method) else "-",
     }
     if x[-1] == 0:
-        axes.axhline(y[:, -1].mean(), linestyle="--", **style)
+        axes.axhline(y[:, -1].mean(), **{**style, "linestyle": "--"})
         return
     axes.plot(x, y.mean(0), marker="o" if len(x) == 1 else None, **style)
     if len(y) > 1:

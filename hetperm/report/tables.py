@@ -1,44 +1,60 @@
-"""The closing table of a run, for the terminal, and tables of several runs for documents."""
+"""The tables of a run: all methods, by tier, seed by seed, and what a tier's devices have to bear."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from statistics import mean
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
+from hetperm.report import grid as grids
+from hetperm.report.folder import missing
+from hetperm.report.grid import Grid
+
 MB = 2**20
+WIDE = 110  # characters; a table by tier that is wider is turned on its side if that makes it narrower
 Summary = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 
 def methods_of(summary: Summary) -> dict[str, Summary]:
     """method -> its part of a summary, the algorithm first."""
-    return {summary["algorithm"]: summary, **summary["baselines"]}
+    return {summary["algorithm"]: summary, **summary.get("baselines", {})}
+
+
+# All methods
 
 
 def closing_table(summary: Summary) -> Table:
     """One line per method: accuracy over clients, whom they learn from, what it cost (steps of a client; MB sent)."""
-    title = f"{summary['dataset']}, {summary['num_clients']} clients, {_runs(summary)}"
-    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("method", no_wrap=True)
-    for name in ("accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    best = max(_known(method["accuracy"]["mean"]) for method in methods_of(summary).values())
-    for name, method in methods_of(summary).items():
-        cost, alpha = method["cost"], method["alpha"]
-        table.add_row(
-            name,
-            _with_spread(summary, name),
-            _share(method["accuracy"]["worst"]),
-            "-" if alpha is None else f"{alpha['effective_partners']:.1f}",
-            f"{cost['visits']:,.0f}",
-            f"{cost['rounds']:,.0f}",
-            f"{cost['client_steps'] / summary['num_clients']:,.0f}",
-            _mb(cost),
-            style="bold" if method["accuracy"]["mean"] == best else None,
-        )
-    return table
+    return grids.terminal(closing_grid(summary))
+
+
+def closing_grid(summary: Summary) -> Grid:
+    """The texts of `closing_table`; the best method stands out."""
+    methods = methods_of(summary)
+    means = [_known(method["accuracy"]["mean"]) for method in methods.values()]
+    return Grid(
+        columns=("method", "accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"),
+        rows=[_closing_row(summary, name) for name in methods],
+        title=f"{summary['dataset']}, {summary['num_clients']} clients, {_runs(summary)}",
+        strong=frozenset(k for k, value in enumerate(means) if value == max(means)),
+    )
+
+
+def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
+    method = methods_of(summary)[name]
+    cost = method["cost"]
+    return (
+        name,
+        _with_spread(summary, name),
+        _share(method["accuracy"]["worst"]),
+        _partners(method.get("alpha")),
+        f"{cost['visits']:,.0f}",
+        f"{cost['rounds']:,.0f}",
+        f"{cost['client_steps'] / summary['num_clients']:,.0f}",
+        _mb(cost),
+    )
 
 
 def mixing_lines(summary: Summary) -> list[str]:
@@ -72,6 +88,174 @@ def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> li
                 f"{max(rounds)}; all pairs would be {num_clients**2} in {num_clients})"
             )
     return lines
+
+
+def paired_lines(summary: Summary) -> list[str]:
+    """How far the algorithm is ahead of each rival, seed by seed on the same data; none for a single run.
+
+    Example:
+        >>> gain = {"mean": -0.01, "std": 0.02, "differences": [0.004, -0.024]}
+        >>> paired_lines({"algorithm": "perm", "paired": {"local": gain}})
+        ['perm over local: -0.010 ± 0.020 (1 of 2 seeds positive)']
+    """
+    return [
+        f"{summary['algorithm']} over {rival}: {_signed(gain)} ({_signs(gain['differences'])})"
+        for rival, gain in summary.get("paired", {}).items()
+    ]
+
+
+def _signed(gain: Summary) -> str:
+    if missing(gain["mean"]):
+        return "-"
+    return f"{gain['mean']:+.3f}" + ("" if missing(gain.get("std")) else f" ± {gain['std']:.3f}")
+
+
+def _signs(differences: Sequence[float | None]) -> str:
+    known = [each for each in differences if not missing(each)]
+    positive, negative = (sum(sign * each > 0 for each in known) for sign in (1, -1))
+    if len(differences) == 1:
+        return "one seed"
+    for count, word in ((positive, "positive"), (negative, "negative")):
+        if count == len(differences):
+            return f"every seed {word}"
+    return f"{positive} of {len(differences)} seeds positive"
+
+
+# By tier
+
+
+def tier_table(summary: Summary, clients: Rows | None = None) -> Table:
+    """One line per tier, the largest width first, with the accuracy of every method; a last one over all clients.
+
+    Args:
+        summary: of one run, or of several seeds: then with the spread over them.
+        clients: rows of clients.csv (of all seeds, if several), from which a tier's effective partners are averaged.
+    """
+    return grids.terminal(tier_grid(summary, clients))
+
+
+def tier_markdown(summary: Summary, clients: Rows | None = None) -> str:
+    """`tier_table` in Markdown."""
+    return grids.markdown(tier_grid(summary, clients))
+
+
+def tier_grid(summary: Summary, clients: Rows | None = None) -> Grid:
+    """The texts of `tier_table`; with too many methods for a page, a line for each of them and a column per tier."""
+    names, methods = tier_names(summary), methods_of(summary)
+    with_partners = summary.get("alpha") is not None
+    heads = ["tier", "clients", "width", "params", *methods, *(["partners"] if with_partners else [])]
+    rows = []
+    for name in names:
+        tier = widest(summary, name)
+        row = [name, *(cell(key, tier.get(key)) for key in ("clients", "width", "params"))]
+        row += [_tier_accuracy(summary, method, name) for method in methods]
+        rows.append(row + ([_mean_partners(clients, name)] if with_partners else []))
+    over_all = [_pm(each["accuracy"]["mean"], _spread_over_seeds(summary, name)) for name, each in methods.items()]
+    rows.append(["all", cell("clients", summary["num_clients"]), "", "", *over_all])
+    rows[-1] += [_partners(summary["alpha"])] if with_partners else []
+    title = f"accuracy by tier{' (± over seeds)' if summary.get('spread') else ''}"
+    upright = Grid(heads, rows, title=title, note=_other_widths(summary), strong=frozenset([len(names)]))
+    sideways = grids.transposed(upright)
+    return sideways if upright.width > max(WIDE, sideways.width) else upright
+
+
+def tier_names(summary: Summary) -> list[str]:
+    """The tiers of a summary, the largest width first."""
+    return sorted(summary.get("tiers", {}), key=lambda name: -_known(widest(summary, name).get("width")))
+
+
+def width_text(width: float | None) -> str:
+    """A width as one writes it: a fraction where it is a simple one.
+
+    Example:
+        >>> [width_text(width) for width in (1.0, 0.75, 0.0625, 1 / 3, 0.7)]
+        ['1', '3/4', '1/16', '1/3', '0.7']
+    """
+    if missing(width):
+        return "-"
+    simple = Fraction(width).limit_denominator(256)
+    halves = simple.denominator & (simple.denominator - 1) == 0
+    return str(simple) if float(simple) == width and (halves or simple.numerator == 1) else f"{width:.3g}"
+
+
+def widest(summary: Summary, tier: str) -> Summary:
+    """A tier as the method sees it that gives it the widest model: some give all clients the smallest."""
+    entries = [method["tiers"][tier] for method in methods_of(summary).values() if tier in method.get("tiers", {})]
+    return max(entries, key=lambda entry: _known(entry.get("width")))
+
+
+def _other_widths(summary: Summary) -> str:
+    """A sentence about methods that train all clients at one width and not at that of their tier; empty if none."""
+    names: dict[str, list[str]] = {}
+    for name, method in methods_of(summary).items():
+        widths = {tier: entry.get("width") for tier, entry in method.get("tiers", {}).items()}
+        if any(width != widest(summary, tier).get("width") for tier, width in widths.items()):
+            trained = ", ".join(dict.fromkeys(map(width_text, widths.values())))
+            names.setdefault(trained, []).append(name)
+    return " ".join(f"Trained at width {width} whatever the tier: {', '.join(who)}." for width, who in names.items())
+
+
+def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:
+    spread = spread_of(summary, method).get("tiers", {}).get(tier, {}).get("accuracy")
+    return _pm(methods_of(summary)[method].get("tiers", {}).get(tier, {}).get("accuracy"), spread)
+
+
+def _mean_partners(clients: Rows | None, tier: str) -> str:
+    rows = [row for row in clients or () if str(row["tier"]) == tier]
+    found = [row["effective_partners"] for row in rows if not missing(row.get("effective_partners"))]
+    return f"{mean(found):.1f}" if found else "-"
+
+
+# What a tier's devices have to bear
+
+
+def profile_table(rows: Rows, *, title: str = "") -> Table:
+    """One line per row, under the keys of all rows: tier, clients, width, params, mmacs, train_mb, wire_mb ..."""
+    return grids.terminal(row_grid(rows, title=title))
+
+
+def row_grid(rows: Rows, *, title: str = "") -> Grid:
+    """Rows of a CSV file as texts, one column for each key; "-" where a row has no value."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return Grid([head(key) for key in keys], [[cell(key, row.get(key)) for key in keys] for row in rows], title=title)
+
+
+def head(key: str) -> str:
+    """The name of a column as one reads it.
+
+    Example:
+        >>> head("train_mb"), head("n_train"), head("accuracy_fedavg-ft")
+        ('train MB', 'n train', 'accuracy fedavg-ft')
+    """
+    return " ".join(UNITS.get(word, word) for word in key.split("_"))
+
+
+UNITS = {"mb": "MB", "mbps": "Mbps", "mmacs": "MMACs", "macs": "MACs"}
+IDENTITIES = ("tier", "client", "group", "seed")  # numbers that count nothing
+
+
+def cell(key: str, value: Any) -> str:
+    """A value as text, by what its column is called; "-" where there is none.
+
+    Example:
+        >>> cell("params", 11_173_962), cell("width", 0.25), cell("accuracy", 0.9), cell("train_mb", 23.456)
+        ('11,173,962', '1/4', '0.900', '23.5')
+    """
+    if missing(value):
+        return "-"
+    if key in IDENTITIES or not isinstance(value, int | float):
+        return str(value)
+    if key == "width":
+        return width_text(value)
+    if isinstance(value, float) and key.partition("_")[0] in ("accuracy", "loss"):
+        return _share(value)
+    if key == "effective_partners":
+        return f"{value:.1f}"
+    whole = isinstance(value, int) or abs(value) >= 100
+    return f"{value:,.0f}" if whole else f"{value:.3g}"
+
+
+# For documents
 
 
 def results_rows(summary: Summary) -> list[dict[str, Any]]:
@@ -122,16 +306,27 @@ def spread_of(summary: Summary, method: str) -> Summary:
     return spread if method == summary["algorithm"] else spread.get("baselines", {}).get(method, {})
 
 
+# Texts
+
+
 def _runs(summary: Summary) -> str:
     if "seeds" not in summary:
-        return f"seed {summary['seed']}: test accuracy (± over clients)"
+        return f"seed {summary.get('seed', '-')}: test accuracy (± over clients)"
     return f"seeds {', '.join(map(str, summary['seeds']))}: mean test accuracy (± over seeds)"
 
 
 def _with_spread(summary: Summary, name: str) -> str:
     accuracy = methods_of(summary)[name]["accuracy"]
-    over_seeds = spread_of(summary, name).get("accuracy", {}).get("mean")
-    return _pm(accuracy["mean"], over_seeds if "seeds" in summary else accuracy["std"])
+    return _pm(accuracy["mean"], _spread_over_seeds(summary, name) if "seeds" in summary else accuracy.get("std"))
+
+
+def _spread_over_seeds(summary: Summary, name: str) -> float | None:
+    return spread_of(summary, name).get("accuracy", {}).get("mean")
+
+
+def _partners(alpha: Summary | None) -> str:
+    found = None if alpha is None else alpha.get("effective_partners")
+    return "-" if missing(found) else f"{found:.1f}"
 
 
 def _mb(cost: Summary) -> str:
@@ -140,12 +335,12 @@ def _mb(cost: Summary) -> str:
 
 
 def _pm(value: float | None, spread: float | None) -> str:
-    return _share(value) if spread is None else f"{_share(value)} ± {spread:.3f}"
+    return _share(value) if missing(value) or missing(spread) else f"{_share(value)} ± {spread:.3f}"
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.3f}"
+    return "-" if missing(value) else f"{value:.3f}"
 
 
 def _known(value: float | None) -> float:
-    return float("-inf") if value is None or value != value else value
+    return float("-inf") if missing(value) else value

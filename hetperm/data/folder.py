@@ -1,0 +1,159 @@
+"""Folders of images, a folder for every class, listed as torchvision's ImageFolder does.
+
+Only the images that are asked for are decoded, and nothing is written. Every image is made RGB; all have one size, or
+are resized to one while they are decoded.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetperm.data.images import Images, Source
+
+CHUNK = 64  # images that a thread decodes at a time
+THREADS = min(8, os.cpu_count() or 1)  # more only wait for the interpreter
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Square RGB images on disk.
+
+    Attributes:
+        paths: one file each.
+        side: of every image once it is decoded.
+        like: the file whose size all must have; None if they are resized to `side`.
+    """
+
+    paths: tuple[str, ...]
+    side: int
+    like: str | None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(n, channels, height, width)."""
+        return len(self.paths), 3, self.side, self.side
+
+    def __getitem__(self, rows: Tensor) -> "Files":
+        return replace(self, paths=tuple([self.paths[row] for row in rows.tolist()]))
+
+    def decode(self) -> Tensor:
+        """uint8 (n, 3, side, side)."""
+        x = np.empty(self.shape, dtype=np.uint8)
+
+        def fill(start: int) -> None:
+            for k, path in enumerate(self.paths[start : start + CHUNK], start):
+                x[k] = self._decode(path).transpose(2, 0, 1)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(fill, range(0, len(self.paths), CHUNK)))  # the list raises what a thread has raised
+        return torch.from_numpy(x)
+
+    def _decode(self, path: str) -> np.ndarray:
+        from PIL import Image
+
+        image, size = _open(path), (self.side, self.side)
+        if image.size != size:
+            if self.like is not None:
+                raise ValueError(
+                    f"{path} is {_size(image)} and {self.like} is {self.side}x{self.side}; "
+                    "give --image-size to bring all images to one size"
+                )
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+
+def read(root: Path, image_size: int | None = None) -> Source:
+    """The images of ``root/CLASS/``, or of ``root/train/CLASS/`` with ``test`` and ``val`` beside ``train``.
+
+    Test and validation images that have no folder are taken of every class in proportion. Classes are numbered in the
+    order of their names.
+
+    Args:
+        image_size: side to resize images to; None if they are squares of one size.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root} to read images from")
+    parts = [part for part in ("train", "val", "test") if any(_folders(root / part))]
+    if parts and "train" not in parts:
+        raise FileNotFoundError(
+            f"{root / parts[0]} holds class folders and {root / 'train'} does not; add those to train"
+        )
+    classes, paths, y = _listing(root / "train" if parts else root)
+    files = Files(paths, *_side(paths[0], image_size))
+    others = {}
+    for part in parts[1:]:
+        names, paths, answers = _listing(root / part)
+        odd = sorted({*classes} ^ {*names})
+        if odd:
+            there, missing = ("train", part) if odd[0] in classes else (part, "train")
+            raise ValueError(
+                f"class {odd[0]!r} is in {root / there} and not in {root / missing}; both must have the same classes"
+            )
+        others[part] = Images(replace(files, paths=paths), answers)
+    return Source(
+        Images(files, y),
+        others.get("test"),
+        num_classes=len(classes),
+        peak=255,
+        mean=None,
+        std=None,
+        val=others.get("val"),
+        strata=y,
+    )
+
+
+def _folders(folder: Path) -> Iterator[str]:
+    """The folders in a folder, if it is one."""
+    if folder.is_dir():
+        yield from (entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+
+def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
+    """The classes, the image files and (n,) their classes."""
+    from torchvision.datasets import ImageFolder
+
+    if not any(_folders(folder)):
+        raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
+    found = ImageFolder(str(folder), allow_empty=True)
+    if not found.samples:
+        raise FileNotFoundError(f"{folder} holds no images; they are looked for by their ending, such as .jpg or .png")
+    paths, y = zip(*found.samples)
+    empty = sorted({*range(len(found.classes))} - {*y})
+    if empty:
+        raise FileNotFoundError(f"{folder / found.classes[empty[0]]} holds no images; remove this class or add some")
+    return found.classes, paths, torch.tensor(y)
+
+
+def _side(path: str, image_size: int | None) -> tuple[int, str | None]:
+    """The side of all images, and the file that has told it."""
+    if image_size is not None:
+        return image_size, None
+    image = _open(path)
+    if image.width != image.height:
+        raise ValueError(f"{path} is {_size(image)}, which is not square; give --image-size to resize all images")
+    return image.width, path
+
+
+def _size(image) -> str:
+    return f"{image.width}x{image.height}"
+
+
+def _open(path: str):
+    """The image as 8-bit RGB; an error that names the file if it cannot be."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            mode, rgb = image.mode, image.convert("RGB")
+    except Exception as error:  # a broken file can raise nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{path} cannot be read as an image ({reason}); replace or remove it") from error
+    if mode[0] in "IF":  # converted, all that is not nearly black would be white
+        raise ValueError(f"{path} has more than 8 bits a channel; convert it to 8 bits")
+    return rgb

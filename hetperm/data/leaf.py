@@ -1,0 +1,109 @@
+"""LEAF json (Caldas et al., 2018): images with their writers, such as FEMNIST.
+
+A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [[...], ...], "y": [...]}}}``, an image one
+flat list of its pixels.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hetperm.data.images import Images, Source
+
+Samples = tuple[np.ndarray, np.ndarray]  # float32 (n, pixels) and int64 (n,)
+
+
+def read(root: Path) -> Source:
+    """The images of ``root/train/*.json`` and ``root/test/*.json``, or of ``root/*.json``; writers in order of name.
+
+    Test images that have no folder are taken of every writer in proportion, and so are validation images.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root} to read LEAF json from")
+    inside = [part for part in ("train", "test") if (root / part).is_dir()]
+    if inside == ["test"]:
+        raise FileNotFoundError(f"there is a folder {root / 'test'} and no {root / 'train'}; LEAF writes both")
+    parts = [_users(root / part) for part in inside] or [_users(root)]
+    names = {user: number for number, user in enumerate(sorted(set().union(*parts)))}
+    images, *test = [_joined(part, names) for part in parts]
+    kinds = 1 + max([int(part.y.max()) for part in (images, *test)])
+    sides = {part.x.shape[-1] for part in (images, *test)}
+    if len(sides) > 1:
+        raise ValueError(
+            f"{root}: images for training have side {images.x.shape[-1]} and for testing {test[0].x.shape[-1]}"
+        )
+    return Source(
+        images,
+        test[0] if test else None,
+        num_classes=kinds,
+        peak=1,
+        mean=None,
+        std=None,
+        strata=images.writer,
+    )
+
+
+def _joined(users: dict[str, Samples], names: dict[str, int]) -> Images:
+    x, y = (np.concatenate(each) for each in zip(*users.values()))
+    side = math.isqrt(x.shape[1])
+    writer = np.repeat([names[user] for user in users], [len(y) for _, y in users.values()])
+    return Images(torch.from_numpy(x).view(-1, 1, side, side), torch.from_numpy(y), torch.from_numpy(writer))
+
+
+def _users(folder: Path) -> dict[str, Samples]:
+    """The samples of every user who has any, in order of name."""
+    files = sorted(folder.glob("*.json"))
+    found, length = {}, None
+    for file in files:
+        for user, samples in _contents(file):
+            if user in found:
+                raise ValueError(f"{file}: user {user!r} comes a second time in {folder}; keep one of them")
+            width = samples[0].shape[1]
+            if length not in (None, width):
+                raise ValueError(f"{file}: user {user!r} has images of {width} pixels and others have {length}")
+            found[user], length = samples, width
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds no {'samples' if files else '.json files'}; point leaf:PATH at LEAF's data"
+        )
+    return dict(sorted(found.items()))
+
+
+def _contents(file: Path) -> Iterator[tuple[str, Samples]]:
+    """The users of one file who have samples."""
+    try:
+        content = json.loads(file.read_bytes())
+        users, data = content["users"], content["user_data"]
+        triples = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
+    except KeyError as error:
+        raise ValueError(f"{file} is not LEAF json: it has no {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is not LEAF json ({error})") from error
+    if len(data) > len({*users}):
+        raise ValueError(f"{file} is not LEAF json: it has data of {len(data)} users and lists {len({*users})}")
+    for user, x, y in triples:
+        if x or y:
+            yield user, _samples(x, y, where=f"{file}: user {user!r}")
+
+
+def _samples(x: list, y: list, *, where: str) -> Samples:
+    try:
+        inputs, labels = np.asarray(x), np.asarray(y)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{where} has samples of different sizes; leaf:PATH reads images as flat lists") from error
+    if inputs.dtype.kind in "UO":
+        raise ValueError(f"{where} has text or other data for inputs; leaf:PATH reads images, such as FEMNIST")
+    if inputs.ndim != 2 or inputs.shape[1] == 0 or math.isqrt(inputs.shape[1]) ** 2 != inputs.shape[1]:
+        shape = "x".join(map(str, inputs.shape[1:])) or "no"
+        raise ValueError(f"{where} has inputs of {shape} values; leaf:PATH reads square images as flat lists")
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0:
+        raise ValueError(f"{where} has labels that are not whole numbers from 0")
+    if len(inputs) != len(labels):
+        raise ValueError(f"{where} has {len(inputs)} inputs and {len(labels)} labels")
+    if not np.isfinite(inputs).all():
+        raise ValueError(f"{where} has pixels that are not finite")
+    return inputs.astype(np.float32), labels.astype(np.int64)

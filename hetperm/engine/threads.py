@@ -1,0 +1,49 @@
+"""The threads engine: tasks at once, each worker with a workshop of its own. The same numbers as the sequential one."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from torch import nn
+
+from hetperm.client import Client
+from hetperm.engine.sequential import work_on
+from hetperm.engine.task import Failure, Task
+from hetperm.local import Workshop
+
+
+class Threads:
+    """Runs tasks on ``workers`` threads; the tasks of one call must not touch each other's models."""
+
+    def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
+        self.clients = clients
+        self._pool = ThreadPoolExecutor(workers)
+        self._shops: SimpleQueue[Workshop] = SimpleQueue()
+        for _ in range(workers):
+            self._shops.put(shop.copy())
+
+    def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
+        """One outcome per task, in task order; a task that raised gives a Failure."""
+        return list(self._pool.map(self._run, tasks))
+
+    def _run(self, task: Task) -> Any | Failure:
+        shop = self._shops.get()
+        try:
+            return work_on(task, self.clients, shop)
+        finally:
+            self._shops.put(shop)
+
+    def close(self) -> None:
+        """Nothing; the threads have ended."""
+        self._pool.shutdown()
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module draws from torch's global generator while it trains, which threads would share."""
+    return any(
+        isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU)
+        or "drop" in type(part).__name__.lower()
+        or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
+        for part in module.modules()
+    )

@@ -1,0 +1,385 @@
+"""Capacity profiles: tiers, shares, budgets -> the width of every client. Imports torch only where it counts costs."""
+
+import difflib
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from submodels import Cost, ScalableModel
+
+SHIPPED = Path(__file__).resolve().parent / "configs" / "profiles"
+LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Clients that can afford the same.
+
+    Attributes:
+        name: what the tier is called in tables and results.
+        share: relative weight of the tier among the clients; 6 and 10 stand for 6 : 10, whatever the sum.
+        width: fraction of the channels that its clients train.
+        train_mb, mmacs, wire_mb: its budget, as in `submodels.Budget`; None: no such limit.
+        down_mbps, up_mbps: speed of its network, in megabits a second.
+        slow: how many times longer than on the fastest device a step takes.
+    """
+
+    name: str
+    share: float
+    width: float
+    train_mb: float | None = None
+    mmacs: float | None = None
+    wire_mb: float | None = None
+    down_mbps: float | None = None
+    up_mbps: float | None = None
+    slow: float | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"a tier is named {self.name!r}; give it a name, in quotes")
+        if not _positive(self.share):
+            raise self._refusal("share", "it must be a number above 0; leave out a tier that nobody is in")
+        if not _positive(self.width) or self.width > 1:
+            raise self._refusal("width", "it must be a number above 0 and up to 1, such as 0.25 for a quarter")
+        for key in OPTIONAL:
+            if getattr(self, key) is not None and not _positive(getattr(self, key)):
+                raise self._refusal(key, "it must be a number above 0; leave it out if it is not known or not limited")
+
+    def _refusal(self, key: str, must: str) -> ValueError:
+        return ValueError(f"tier {self.name!r}: {key} is {getattr(self, key)!r}; {must}")
+
+    def limits(self) -> dict[str, float]:
+        """Name -> limit, of those that its budget has."""
+        return {key: getattr(self, key) for key in LIMITS if getattr(self, key) is not None}
+
+
+KEYS = tuple(each.name for each in fields(Tier))[1:]  # of a tier's table; its name is the table's
+OPTIONAL = KEYS[2:]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Who takes part: a name, a text that says where the numbers come from, and the tiers, the largest first."""
+
+    name: str
+    about: str
+    tiers: tuple[Tier, ...]
+
+    def __post_init__(self):
+        if not self.tiers:
+            raise ValueError("there are no tiers; write a table [tiers.NAME] with share and width for each")
+        for name, count in Counter(tier.name for tier in self.tiers).items():
+            if count > 1:
+                raise ValueError(f"{count} tiers are named {name!r}; give each a name of its own")
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """The distinct widths, ascending: the grid that budgets are solved over."""
+        return tuple(sorted({tier.width for tier in self.tiers}))
+
+
+# Files
+
+
+def names() -> list[str]:
+    """The names of the profiles that come with hetperm.
+
+    Example:
+        >>> names()
+        ['cross-silo', 'edge-cluster', 'homogeneous', 'iot', 'mobile', 'mobile-ram', 'uniform5']
+    """
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def load(name: str | Path) -> Profile:
+    """The profile of a TOML file, or the one of that name that comes with hetperm.
+
+    Example:
+        >>> [tier.width for tier in load("mobile").tiers]
+        [1.0, 0.5, 0.25, 0.125, 0.0625]
+    """
+    path = _find(name)
+    try:
+        return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text; a capacity profile is a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: is not TOML: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _find(name: str | Path) -> Path:
+    shipped = SHIPPED / f"{name}.toml"
+    for path in (Path(name), shipped):
+        if path.is_file():
+            return path
+    close = _close(str(name), names())
+    meant = f" (did you mean {close!r}?)" if close else ""
+    known = ", ".join(names())
+    raise ValueError(f"there is no capacity profile {str(name)!r}{meant}; give a TOML file, or one of {known}")
+
+
+def _profile(name: str, settings: Mapping[str, Any]) -> Profile:
+    _check_keys(settings, ("about", "tiers"))
+    about, tables = settings.get("about", ""), settings.get("tiers", {})
+    if not isinstance(about, str):
+        raise ValueError(f"about is {about!r}; it must be a text, in quotes")
+    if not isinstance(tables, Mapping):
+        raise ValueError("tiers is not a table of tiers; write a table [tiers.NAME] for each")
+    return Profile(name, about.strip(), tuple(_tier(name, table) for name, table in tables.items()))
+
+
+def _tier(name: str, table: Any) -> Tier:
+    if not isinstance(table, Mapping):
+        raise ValueError(f"tier {name!r} is {table!r}; it must be a table [tiers.{name}] with share and width")
+    try:
+        _check_keys(table, KEYS)
+    except ValueError as error:
+        raise ValueError(f"tier {name!r}: {error}") from error
+    for key, example in (("share", "share = 1, a relative weight"), ("width", "width = 0.25 for a quarter")):
+        if key not in table:
+            raise ValueError(f"tier {name!r} has no {key}; write {example}")
+    return Tier(name, **table)
+
+
+def _check_keys(table: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in table:
+        if key not in known:
+            close = _close(key, known)
+            raise ValueError(
+                f"unknown key {key!r}; " + (f"did you mean {close!r}?" if close else f"known are {', '.join(known)}")
+            )
+
+
+def _close(word: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+# Who is in which tier
+
+
+def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
+    """How many of N clients each share gets, by largest remainder; ties go to the earlier one.
+
+    Shares are read as the decimals they are written as, so that 0.55 of 50 is 27.5 and ties are ties.
+
+    Args:
+        shares: positive relative weights.
+        N: number of clients, 0 or more.
+
+    Example:
+        >>> apportion([6, 10, 11, 18, 55], 50)  # quotas 3, 5, 5.5, 9, 27.5
+        (3, 5, 6, 9, 27)
+    """
+    if isinstance(N, bool) or not isinstance(N, int) or N < 0:
+        raise ValueError(f"{N!r} clients cannot be apportioned; give a whole number of 0 or more")
+    if not shares:
+        raise ValueError(f"there are no shares to apportion {N} clients to; give at least one")
+    for share in shares:
+        if not _positive(share):
+            raise ValueError(f"share {share!r} is no weight; give a positive finite number, or leave it out")
+    weights = [Fraction(str(share)) for share in shares]
+    quotas = [N * weight / sum(weights) for weight in weights]
+    counts = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(range(len(counts)), key=lambda t: counts[t] - quotas[t])
+    for t in by_remainder[: N - sum(counts)]:
+        counts[t] += 1
+    return tuple(counts)
+
+
+def assign(
+    profile: Profile, num_clients: int, *, groups: Sequence[Hashable] | None = None, seed: int
+) -> tuple[int, ...]:
+    """The tier of every client, as its position in `profile.tiers`; how many each tier gets is `apportion`'s answer.
+
+    Args:
+        num_clients: number of clients, N.
+        groups: (N,) a label for every client. Group and tier are then crossed: of a group of n clients a tier of T
+            gets n T / N, rounded down or up.
+        seed: decides who, and which way is rounded.
+
+    Example:
+        >>> assign(load("uniform5"), 10, groups="aaaaabbbbb", seed=0)
+        (2, 4, 3, 0, 1, 0, 3, 4, 2, 1)
+    """
+    import torch
+
+    from hetperm.randomness import generator_for
+
+    totals = apportion([tier.share for tier in profile.tiers], num_clients)
+    labels = [None] * num_clients if groups is None else list(groups)
+    if len(labels) != num_clients:
+        raise ValueError(f"groups has {len(labels)} labels for {num_clients} clients; give one for each client")
+    members: dict[Hashable, list[int]] = {}
+    for i in torch.randperm(num_clients, generator=generator_for(seed, "tiers")).tolist():
+        members.setdefault(labels[i], []).append(i)
+    tiers = [0] * num_clients
+    for clients, counts in zip(members.values(), _crossed([len(each) for each in members.values()], totals)):
+        for i, t in zip(clients, (t for t, count in enumerate(counts) for _ in range(count))):
+            tiers[i] = t
+    return tuple(tiers)
+
+
+def _crossed(sizes: Sequence[int], totals: Sequence[int]) -> list[list[int]]:
+    """Clients of each group in each tier: size * total / N, rounded down or up, with rows and columns that add up.
+
+    This can always be done (Bacharach's controlled rounding). Which cells are rounded up is a matching of groups with
+    tiers, found by augmenting paths: if a tier has no room left, a group that was rounded up there moves to another.
+    """
+    N = sum(sizes)
+    table = [[size * total // N for total in totals] for size in sizes]
+    # The cells between two whole numbers, the nearest to the upper one first
+    loose = [sorted((t for t, T in enumerate(totals) if n * T % N), key=lambda t: -(n * totals[t] % N)) for n in sizes]
+    owed = [T - sum(column) for T, column in zip(totals, zip(*table))]
+    up: list[list[int]] = [[] for _ in totals]  # the groups that are rounded up, of every tier
+
+    def round_up(g: int, tried: set[int]) -> bool:
+        for t in loose[g]:
+            if t in tried or g in up[t]:
+                continue
+            tried.add(t)
+            if len(up[t]) == owed[t]:
+                moved = next((h for h in up[t] if round_up(h, tried)), None)
+                if moved is None:
+                    continue
+                up[t].remove(moved)
+            up[t].append(g)
+            return True
+        return False
+
+    for g, size in enumerate(sizes):
+        for _ in range(size - sum(table[g])):
+            found = round_up(g, set())
+            assert found
+    return [[count + (g in up[t]) for t, count in enumerate(row)] for g, row in enumerate(table)]
+
+
+def empty_tiers(profile: Profile, assigned: Iterable[int]) -> list[str]:
+    """The names of the tiers that no client is in.
+
+    Example:
+        >>> mobile = load("mobile")
+        >>> empty_tiers(mobile, assign(mobile, 3, seed=0))
+        ['flagship', 'high', 'mid']
+    """
+    taken = set(assigned)
+    return [tier.name for t, tier in enumerate(profile.tiers) if t not in taken]
+
+
+# What it costs
+
+
+def solved(profile: Profile, scalable: "ScalableModel", *, batch_size: int, optimizer: str = "sgd") -> Profile:
+    """The profile with every tier's width the largest, among the profile's own widths, that its budget pays for.
+
+    Args:
+        scalable: the model whose widths are priced.
+        batch_size: samples of a training step.
+        optimizer: one of `submodels.cost.OPTIMIZERS`.
+    """
+    from submodels.budget import Budget
+
+    for tier in profile.tiers:
+        if not tier.limits():
+            raise ValueError(
+                f"profile {profile.name!r}: tier {tier.name!r} has no budget to solve its width from; give it one of "
+                f"{', '.join(LIMITS)}, or use the widths that are listed"
+            )
+
+    def width(tier: Tier) -> float:
+        try:
+            return scalable.fit(Budget(**tier.limits()), batch_size, widths=profile.widths, optimizer=optimizer)
+        except ValueError as error:
+            raise ValueError(f"profile {profile.name!r}: tier {tier.name!r}: {error}") from error
+
+    return replace(profile, tiers=tuple(replace(tier, width=width(tier)) for tier in profile.tiers))
+
+
+def table(
+    profile: Profile,
+    assigned: Sequence[int],
+    scalable: "ScalableModel | None",
+    *,
+    batch_size: int,
+    optimizer: str = "sgd",
+    whole: "Cost | None" = None,
+) -> list[dict[str, Any]]:
+    """A row for every tier: tier, clients, width, what that width costs, and the tier's budget.
+
+    Costs are None in tiers without clients. wire_mb_per_visit counts the sub-model on its way down and up. A column
+    budget_train_mb, budget_mmacs or budget_wire_mb is there if any tier has that limit.
+
+    Args:
+        assigned: the tier of every client, from `assign`.
+        scalable: the model; None if it cannot be cut, and then all clients must have width 1.
+        batch_size, optimizer: of a training step.
+        whole: with scalable None, the cost of the model (`submodels.cost.count`); None leaves costs out.
+    """
+    clients = Counter(assigned)
+    limits = [key for key in LIMITS if any(key in tier.limits() for tier in profile.tiers)]
+    rows = []
+    for t, tier in enumerate(profile.tiers):
+        cost = whole
+        if not clients[t]:
+            cost = None
+        elif scalable is not None:
+            cost = scalable.cost(tier.width, batch_size, optimizer)
+        elif tier.width != 1:
+            raise ValueError(
+                f"tier {tier.name!r} has width {tier.width:g} and this model cannot be cut; use the profile "
+                "'homogeneous' or another model"
+            )
+        row = {"tier": tier.name, "clients": clients[t], "width": tier.width, **_priced(cost)}
+        rows.append(row | {f"budget_{key}": getattr(tier, key) for key in limits})
+    return rows
+
+
+def _priced(cost: "Cost | None") -> dict[str, float | None]:
+    if cost is None:
+        return dict.fromkeys(("params", "mmacs", "train_mb", "wire_mb_per_visit"))
+    from submodels.budget import needs
+
+    need = needs(cost)
+    return {
+        "params": cost.params,
+        "mmacs": need["mmacs"],
+        "train_mb": need["train_mb"],
+        "wire_mb_per_visit": 2 * need["wire_mb"],
+    }
+
+
+def uncovered(widths: Iterable[float], extraction: str) -> str | None:
+    """A warning if part of the global model is in nobody's reach, else None.
+
+    Args:
+        widths: of the clients.
+        extraction: static, rolling or random; only static never reaches what lies beyond the largest width.
+
+    Example:
+        >>> print(uncovered([0.5, 0.25], "static"))
+        the largest width of a client is 0.5 and static extraction always keeps the first channels: 50% of the channels
+        of every layer, about 75% of the parameters, stay untrained; use rolling or random extraction, or give a client
+        width 1
+    """
+    largest = max(widths, default=1)
+    if extraction != "static" or largest >= 1:
+        return None
+    return (
+        f"the largest width of a client is {largest:g} and static extraction always keeps the first channels: "
+        f"{100 * (1 - largest):.3g}% of the channels of every layer, about {100 * (1 - largest**2):.3g}% of the "
+        "parameters, stay untrained; use rolling or random extraction, or give a client width 1"
+    )

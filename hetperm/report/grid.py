@@ -1,0 +1,96 @@
+"""A table of texts before it is known where it will be shown, and its forms for the terminal, Markdown and HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts: the first column says what a line is about, the others hold figures.
+
+    Attributes:
+        columns: the heads.
+        rows: the lines, each as long as the heads.
+        note: a sentence to stand below.
+        strong: the lines that stand out, by number.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    note: str = ""
+    strong: frozenset[int] = frozenset()
+
+    @property
+    def width(self) -> int:
+        """Characters of a line, with two between columns."""
+        return sum(max(map(len, column)) + 2 for column in zip(self.columns, *self.rows, strict=True))
+
+
+def transposed(grid: Grid) -> Grid:
+    """The table with lines for columns.
+
+    Example:
+        >>> transposed(Grid(["tier", "clients"], [["large", "2"], ["small", "8"]])).rows
+        [('clients', '2', '8')]
+    """
+    columns, *rows = zip(grid.columns, *grid.rows, strict=True)
+    return Grid(columns, rows, title=grid.title, note=grid.note)
+
+
+def terminal(grid: Grid) -> Table:
+    """The table for a terminal; names are shown as they are, whatever rich would read into them."""
+    table = Table(
+        title=Text(grid.title) if grid.title else None,
+        title_style="bold",
+        title_justify="left",
+        caption=Text(grid.note) if grid.note else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+    )
+    for k, name in enumerate(grid.columns):
+        table.add_column(Text(name), justify="right" if k else "left", no_wrap=k == 0)
+    for k, row in enumerate(grid.rows):
+        table.add_row(*map(Text, row), style="bold" if k in grid.strong else None)
+    return table
+
+
+def markdown(grid: Grid) -> str:
+    r"""The table in Markdown, with its note below; the title is left to the document.
+
+    Example:
+        >>> print(markdown(Grid(["tier", "clients"], [["a|b", "2"]])), end="")
+        | tier | clients |
+        |---|--:|
+        | a\|b | 2 |
+    """
+    rule = f"|---|{'--:|' * (len(grid.columns) - 1)}"
+    lines = [_markdown_row(grid.columns), rule, *map(_markdown_row, grid.rows)]
+    return "\n".join(lines + (["", grid.note] if grid.note else [])) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def html(grid: Grid) -> str:
+    """The table in HTML, texts escaped: the title as its caption, the note as a paragraph after it."""
+    caption = f"<caption>{escape(grid.title)}</caption>\n" if grid.title else ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.columns)
+    lines = "".join(_html_row(row, strong=k in grid.strong) for k, row in enumerate(grid.rows))
+    note = f'<p class="note">{escape(grid.note)}</p>\n' if grid.note else ""
+    table = f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody>\n</table>"
+    return f'<div class="wide">\n{table}\n</div>\n{note}'
+
+
+def _html_row(cells: Sequence[str], *, strong: bool) -> str:
+    first, *others = map(escape, cells)
+    figures = "".join(f"<td>{cell}</td>" for cell in others)
+    return f'<tr{" class=strong" if strong else ""}><th scope="row">{first}</th>{figures}</tr>\n'

@@ -1,0 +1,437 @@
+"""Checkpoints: what is loaded is what was saved, to the bit; what is not whole is refused; an old file survives."""
+
+import errno
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hetperm import Config, checkpoint, experiment
+from hetperm.checkpoint import changed, load, save
+from hetperm.engine import Sequential
+from hetperm.methods import ALGORITHMS, options_for
+from hetperm.state import State, Work
+
+ROOT = Path(__file__).resolve().parent.parent
+REMEDY = "remove it to start afresh, or run without --resume"
+
+
+def model(seed=0, width=4, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    draw = {"fc.weight": torch.randn(3, width, generator=generator), "fc.bias": torch.randn(3, generator=generator)}
+    return {name: x.to(dtype) for name, x in draw.items()}
+
+
+def small_state():
+    w = model()
+    return State(
+        r=3,
+        w=w,
+        v=(model(1), model(2, width=2)),
+        alpha=torch.tensor([[0.25, 0.75], [0.1, 0.9]], dtype=torch.float64),
+        work=Work(visits=5, bytes_up=2**40),
+        memory={"centre": w, "choice": {"choice": torch.tensor([1, 0])}},
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "perm.safetensors"
+    save(path, small_state(), [{"epoch": 1, "accuracy": 0.5}], finished=False)
+    return path
+
+
+# Equality to the bit, also of nan, of -0.0 and of the order of keys
+
+
+def bits(value):
+    """What tells values apart: bytes, types, and the order of keys."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, dict):
+        return [(name, bits(item)) for name, item in value.items()]
+    if isinstance(value, tuple | list):
+        return type(value), [bits(item) for item in value]
+    if isinstance(value, State):
+        return [(field.name, bits(getattr(value, field.name))) for field in fields(State)]
+    return type(value), repr(value)
+
+
+NUMBERS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int64: torch.int64}
+
+
+@st.composite
+def tensors(draw, dtypes=tuple(NUMBERS)):
+    """A tensor of any bits: nan of every kind, infinities, -0.0; perhaps one that is not contiguous."""
+    dtype = draw(st.sampled_from(dtypes))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    bounds = torch.iinfo(NUMBERS[dtype])
+    n = math.prod(shape)
+    values = draw(st.lists(st.integers(bounds.min, bounds.max), min_size=n, max_size=n))
+    x = torch.tensor(values, dtype=NUMBERS[dtype]).view(dtype).reshape(shape)
+    return x.mT if x.dim() > 1 and draw(st.booleans()) else x
+
+
+@st.composite
+def states(draw):
+    """A state whose models share tensors, or are each other, as it comes."""
+    pool = draw(st.lists(tensors(), min_size=1, max_size=4))
+    pool += [x[0] for x in pool if x.dim() and len(x)]  # the memory of another tensor
+    names = st.text(max_size=4)
+    fresh = st.dictionaries(names, st.sampled_from(pool) | tensors(), max_size=3)
+    models = draw(st.lists(fresh, min_size=1, max_size=3))
+    any_model = st.sampled_from(models)
+    some = st.lists(any_model, max_size=4).map(tuple)
+    counts = st.integers(0, 2**60)
+    return State(
+        r=draw(counts),
+        w=draw(any_model),
+        v=draw(some),
+        alpha=draw(st.none() | tensors(dtypes=(torch.float64,))),
+        tail=draw(st.none() | some),
+        tail_count=draw(counts),
+        work=Work(*(draw(counts) for _ in fields(Work))),
+        memory=draw(st.dictionaries(names, any_model, max_size=2)),
+    )
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+ROWS = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
+EXTRA = st.none() | st.dictionaries(st.text(max_size=3), VALUES | st.lists(VALUES, max_size=3) | ROWS, max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(states(), st.lists(ROWS, max_size=3), st.booleans(), EXTRA)
+def test_what_is_loaded_is_what_was_saved(tmp_path_factory, state, history, finished, extra):
+    path = tmp_path_factory.mktemp("any") / "x.safetensors"
+    save(path, state, history, finished=finished, extra=extra)
+    back = load(path)
+    assert bits(back.state) == bits(state)
+    assert bits(back.history) == bits(tuple(history))
+    assert (back.finished, bits(back.extra)) == (finished, bits(extra))
+
+
+def test_a_history_keeps_what_json_has_no_word_for(tmp_path):
+    row = {
+        "z": math.nan,
+        "a": math.inf,
+        "b": -math.inf,
+        "c": -0.0,
+        "d": 0.1 + 0.2,
+        "e": None,
+        "f": True,
+        "g": 1,
+        "h": "±",
+    }
+    save(tmp_path / "x", small_state(), [row], finished=True)
+    (back,) = load(tmp_path / "x").history
+    assert bits(back) == bits(row)
+
+
+def test_models_that_are_one_come_back_as_one_and_take_the_room_of_one(tmp_path):
+    w = model(width=1000)
+    save(tmp_path / "one", State(0, w, ()), [], finished=False)
+    save(tmp_path / "many", State(0, w, (w,) * 50, tail=(w,) * 50, memory={"centre": w}), [], finished=False)
+    assert (tmp_path / "many").stat().st_size < (tmp_path / "one").stat().st_size + 2000
+    state = load(tmp_path / "many").state
+    assert all(each is state.w for each in (*state.v, *state.tail, state.memory["centre"]))
+
+
+def test_tensors_in_several_models_are_written_once(tmp_path):
+    w = model(width=1000)
+    save(tmp_path / "x", State(0, w, ({name: x.detach() for name, x in w.items()},)), [], finished=False)
+    state = load(tmp_path / "x").state
+    assert state.v[0] is not state.w
+    assert state.v[0]["fc.weight"] is state.w["fc.weight"]
+
+
+def test_equal_contents_give_equal_bytes(tmp_path):
+    for name in "ab":
+        save(tmp_path / name, small_state(), [{"x": 1}], finished=False, extra={"y": [1, 2]})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_models_that_require_gradients_come_back_as_plain_numbers(tmp_path):
+    w = {"weight": torch.nn.Parameter(torch.ones(2))}
+    save(tmp_path / "x", State(0, w, (w,)), [], finished=False)
+    back = load(tmp_path / "x").state.w["weight"]
+    assert not back.requires_grad
+    assert torch.equal(back, torch.ones(2))
+
+
+def test_a_loaded_state_does_not_depend_on_its_file(saved):
+    state = load(saved).state
+    os.truncate(saved, 10)
+    assert bits(state) == bits(small_state())
+    state.w["fc.bias"].zero_()  # its own memory
+
+
+def test_tensors_are_loaded_to_the_device_that_was_asked_for(saved):
+    state = load(saved, device="meta").state
+    assert state.w["fc.weight"].device.type == "meta"
+    assert (state.alpha.device.type, state.alpha.dtype) == ("meta", torch.float64)
+
+
+def test_another_tool_can_read_the_tensors(saved):
+    with safe_open(saved, framework="np") as file:
+        names = list(file.keys())
+        assert file.get_tensor("0 w/fc.weight").shape == (3, 4)
+    assert "2 v/0/fc.weight" in names
+
+
+def test_the_format_names_the_fields_of_a_state():
+    """A field that is taken away or changes its meaning makes another format: raise checkpoint.FORMAT."""
+    names = ["r", "w", "v", "alpha", "tail", "tail_count", "work", "memory"]
+    work = ["visits", "rounds", "client_steps", "bytes_down", "bytes_up", "skipped"]
+    assert checkpoint.FORMAT == 1
+    assert set(names) <= {field.name for field in fields(State)}
+    assert set(work) <= {field.name for field in fields(Work)}
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_method_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path, method):
+    config = Config(
+        dataset="synthetic", model="mlp", num_clients=3, samples_per_client=12, epochs=3, local_steps=2, warmup_rounds=1
+    )
+    setting = experiment.prepare(config)
+
+    def steps():
+        """How to begin, to go on and to end, as a process that knows nothing of the others has them."""
+        algorithm, _ = ALGORITHMS[method]
+        engine = Sequential(setting.clients, setting.bench)
+        return algorithm(setting.clients, engine, setting.start, options_for(method, config, steps=24))
+
+    with experiment.one_thread():
+        begin, epoch, finish = steps()
+        straight = finish(epoch(epoch(epoch(begin()))))
+        state = steps().begin()
+        for _ in range(3):
+            save(tmp_path / "x", state, [], finished=False)
+            state = steps().epoch(load(tmp_path / "x").state)
+        save(tmp_path / "x", state, [], finished=False)
+        state = steps().finish(load(tmp_path / "x").state)
+    assert bits(state) == bits(straight)
+
+
+# Files that are not whole, or not ours
+
+
+def refusal(path) -> str:
+    with pytest.raises(ValueError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_every_byte_counts(tmp_path):
+    path = tmp_path / "x"
+    save(path, State(1, {"w": torch.tensor([0.5, -1])}, ()), [{"a": 1}], finished=False)
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        for other in {byte ^ 0x01, byte ^ 0x20, byte ^ 0xFF, ord("\t")} - {byte}:  # JSON takes a tab for a space
+            path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+            sentence = refusal(path)
+            assert sentence.startswith(f"{path} is ") and sentence.endswith(REMEDY), place
+
+
+@pytest.mark.slow
+def test_every_truncation_is_refused(saved):
+    whole = saved.read_bytes()
+    for length in range(len(whole)):
+        saved.write_bytes(whole[:length])
+        assert refusal(saved) == f"{saved} is no checkpoint of hetperm, or a damaged one; {REMEDY}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"{}", bytes(100), b"\xff" * 100, b"\x02" + bytes(7) + b"{}", b"\x80\x04\x95pickle"],
+    ids=["empty", "text", "json", "zeros", "ones", "no tensors", "pickle"],
+)
+def test_foreign_files_are_refused(tmp_path, content):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    assert refusal(path) == f"{path} is no checkpoint of hetperm, or a damaged one; {REMEDY}"
+
+
+ENTRIES = ("", "[]", "1", "{}", '{"format": 1}', "[" * 99999)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, *({"hetperm checkpoint": text} for text in ENTRIES)])
+def test_foreign_safetensors_are_refused(tmp_path, metadata):
+    save_file({"x": torch.ones(2)}, tmp_path / "x", metadata=metadata)
+    assert refusal(tmp_path / "x") == f"{tmp_path / 'x'} is no checkpoint of hetperm, or a damaged one; {REMEDY}"
+
+
+def test_an_unknown_format_is_refused(saved, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    assert refusal(saved) == f"{saved} is a checkpoint of format 1 and this hetperm reads 2; {REMEDY}"
+
+
+def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path):
+    for path in (tmp_path / "x", tmp_path):
+        with pytest.raises(FileNotFoundError) as caught:
+            load(path)
+        assert str(caught.value) == f"there is no checkpoint {path}; run without --resume to start afresh"
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(saved):
+    whole = saved.read_bytes()
+    with pytest.raises(TypeError, match=r"^checkpoints hold numbers, .* \(Object of type Tensor is not .*\)$"):
+        save(saved, small_state(), [{"x": torch.ones(1)}], finished=False)
+    assert saved.read_bytes() == whole
+
+
+def test_more_tensors_than_a_header_holds_are_refused_before_anything_is_written(saved, monkeypatch):
+    whole = saved.read_bytes()
+    monkeypatch.setattr(checkpoint, "_LONGEST_HEADER", 100)
+    with pytest.raises(ValueError, match=r"the names of 8 tensors do not fit in a checkpoint$"):
+        save(saved, small_state(), [], finished=False)
+    assert saved.read_bytes() == whole
+
+
+# Disks that fill up, processes that die
+
+
+def _full(*args):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _open_full(*args):
+    """A file that takes a few bytes and no more."""
+    file = io.FileIO(*args)
+    file.write(b"half")
+    file.write = _full
+    return file
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_old_checkpoint(saved, monkeypatch, call):
+    whole = saved.read_bytes()
+    with monkeypatch.context() as patch:
+        if call in ("open", "write"):
+            patch.setattr("hetperm.report.folder.open", _full if call == "open" else _open_full, raising=False)
+        else:
+            patch.setattr(os, call, _full)
+        with pytest.raises(OSError) as caught:
+            save(saved, State(9, model(9), ()), [], finished=True)
+    assert str(caught.value) == f"cannot write {saved} (No space left on device); what was written before is whole"
+    assert saved.read_bytes() == whole
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_what_a_killed_run_left_is_cleared_away(saved):
+    left = saved.with_name(f".{saved.name}.12345")
+    other = saved.with_name(".other.safetensors.12345")
+    for path in (left, other):
+        path.write_bytes(b"half")
+    save(saved, small_state(), [], finished=False)
+    assert set(saved.parent.iterdir()) == {saved, other}
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+from hetperm.checkpoint import load, save
+from hetperm.state import State
+
+path, random = Path(sys.argv[1]), random.Random(0)
+torch.set_num_threads(1)  # threads do not survive a fork
+
+def at(r):
+    return State(r, {"w": torch.full((r % 7 + 1, 20_000), float(r))}, ())
+
+began = time.perf_counter()
+for _ in range(5):
+    save(path, at(0), [{"r": 0}], finished=False)
+five = time.perf_counter() - began
+
+reached, halves = [], 0
+for _ in range(40):
+    begin = load(path).state.r
+    child = os.fork()
+    if not child:
+        for r in range(begin + 1, 10**9):
+            save(path, at(r), [{"r": r}], finished=False)
+    time.sleep(random.uniform(0, five))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    saved = load(path)
+    r = saved.state.r
+    assert r >= begin and torch.equal(saved.state.w["w"], at(r).w["w"]) and saved.history == ({"r": r},)
+    reached.append(r)
+    halves += len(list(path.parent.iterdir())) > 1
+print(len(set(reached)), halves)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path):
+    command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / "x.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    advanced, interrupted = map(int, done.stdout.split())
+    assert min(advanced, interrupted) > 5
+
+
+# A configuration that changed
+
+RUN = {"epochs": 12, "algorithm": "perm", "download": False, "ifca": {"clusters": 2, "lr": 0.1}}
+BACK = "set it back to go on with that run, or start another with --out"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({}, None),
+        ({"epochs": 12.0}, None),
+        ({"epochs": 20}, "epochs was 12 and is now 20"),
+        ({"algorithm": "local", "epochs": 13}, "epochs was 12 and is now 13"),
+        ({"algorithm": "local"}, "algorithm was 'perm' and is now 'local'"),
+        ({"download": 0}, "download was False and is now 0"),
+        ({"steps": 5}, "steps was not set and is now 5"),
+        ({"ifca": {"clusters": 2}}, "ifca.lr was 0.1 and is now not set"),
+        ({"ifca": {"lr": 0.1, "clusters": 3}}, "ifca.clusters was 2 and is now 3"),
+        ({"ifca": 1}, "ifca.clusters was 2 and is now not set"),
+        ({"apfl": {}}, None),
+    ],
+)
+def test_the_first_setting_that_changed_is_named(change, sentence):
+    assert changed(RUN, RUN | change) == (sentence and f"{sentence}; {BACK}")
+
+
+def test_keys_and_tables_that_may_differ_are_passed_over():
+    now = RUN | {"epochs": 20, "ifca": {"clusters": 3, "lr": 0.2}}
+    assert changed(RUN, now, ignore=["epochs", "ifca"]) is None
+    assert changed(RUN, now, ignore=["epochs", "ifca.clusters"]).startswith("ifca.lr was 0.1")
+    assert changed(RUN, now, ignore=["epoch", "ifc"]).startswith("epochs was 12")
+
+
+def test_settings_that_are_no_number_are_equal_to_themselves():
+    assert changed({"x": math.nan}, {"x": math.nan}) is None
+    assert changed({"x": math.nan}, {"x": 1.0}) == f"x was nan and is now 1.0; {BACK}"
+
+
+def test_a_key_with_a_dot_is_not_a_table():
+    assert changed({"a.b": 1}, {"a": {"b": 1}}) is not None
+
+
+TABLES = st.dictionaries(st.text(max_size=3), VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=3))
+
+
+@given(TABLES)
+def test_a_configuration_is_equal_to_its_copy(table):
+    assert changed(table, json.loads(json.dumps(table))) is None
