@@ -84,11 +84,11 @@ class Config:
     """Samples of a local step."""
     personal_lr: float = 0.2
     """Step size of the personal models, eta."""
-    global_lr: float = 0.1
+    global_lr: float = 0.2
     """Step size of the global model, gamma, also in the warm-up."""
     global_batch: int = 256
     """Samples each client uses for a step of the global model."""
-    warmup_rounds: int = 10
+    warmup_rounds: int = 30
     """Rounds of plain federated averaging before mixing weights are estimated."""
     extraction: Literal["static", "random", "rolling"] = "static"
     """Part of the global model that a client trains: the first channels, a fresh draw, or a window that moves on."""

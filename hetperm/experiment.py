@@ -339,9 +339,12 @@ def _save_models(result: Result) -> None:
         return
     setting = result.setting
     for i, row in enumerate(result.clients):
+        width = result.main.widths[i]
+        index = setting.parts.index(width)
         manifest = {
             "architecture": setting.architecture,
-            "width": result.main.widths[i],
+            "width": width,
+            **({} if index is None else saved.channels(index)),
             "input": list(setting.clients[i].train[0].shape[1:]),
             "alpha": None if result.alpha is None else result.alpha[i].tolist(),
             "algorithm": result.main.method,

@@ -14,9 +14,17 @@ import tomli_w
 
 from hetperm import cli
 from hetperm import config as configuration
-from hetperm.config import ALGORITHMS, SHIPPED, Config
+from hetperm.config import SHIPPED, Config
 
-EXPERIMENTS = ("synthetic",)
+# Experiment (a configuration of the same name, with a grid in configs/tuning) -> the methods that are compared in it
+EXPERIMENTS = {
+    "synthetic": ("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
+    "digits": (
+        *("perm", "perm-two-stage", "local", "fedavg-ft", "ifca"),
+        *("heterofl", "heterofl-ft", "feddropout-ft", "fedrolex-ft", "fjord-ft"),
+    ),
+}
+EXPERIMENTS |= dict.fromkeys(("mnist", "cifar10"), EXPERIMENTS["digits"])
 SEEDS = (0, 1, 2)
 TUNING_SEEDS = (100,)  # other data than those that results are reported on
 USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method; writes figure.png and table.md
@@ -46,7 +54,7 @@ def main(args: Sequence[str]) -> None:
 def reproduce(experiment: str, args: Sequence[str]) -> None:
     """Nothing; every method is run with every seed, and figure and tables are written beside the runs."""
     base = configuration.load(experiment).override(
-        name=f"reproduce-{experiment}", baselines=ALGORITHMS, seeds=SEEDS, eval_finished=4
+        name=f"reproduce-{experiment}", baselines=EXPERIMENTS[experiment], seeds=SEEDS, eval_finished=4
     )
     config = _with_flags(base, args, prog=f"hetperm reproduce {experiment}")
     from hetperm import experiment as running
@@ -97,7 +105,9 @@ def command() -> str:
 
 def tune(experiment: str, args: Sequence[str]) -> None:
     """Nothing; every point of the grid is run, and the best of each method on validation data is written."""
-    base = configuration.load(experiment).override(name=f"tune-{experiment}", baselines=ALGORITHMS, seeds=TUNING_SEEDS)
+    base = configuration.load(experiment).override(
+        name=f"tune-{experiment}", baselines=EXPERIMENTS[experiment], seeds=TUNING_SEEDS
+    )
     config = _with_flags(base, args, prog=f"hetperm reproduce tune {experiment}")
     config = config.override(eval_every=config.epochs, eval_finished=0)
     from hetperm.report import folder as files
@@ -105,7 +115,7 @@ def tune(experiment: str, args: Sequence[str]) -> None:
     methods = (config.algorithm, *config.baselines)
     table = grid(SHIPPED / "tuning" / f"{experiment}.toml")
     points = {method: list(combinations(table[method])) for method in methods}
-    folder = files.create(files.free(config.out, f"tune-{experiment}"))
+    folder = files.create(files.place(config.out, f"tune-{experiment}"))
     labels = [method for method in methods for _ in points[method]]
     with cli.progress(labels, epochs=config.epochs, runs=len(config.seeds), quiet=config.quiet) as on_epoch:
         rows = []

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,16 +40,16 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
             `input_dtype` unless that is a float. `counts`, if they are not those of the width, and `kept`: see
             `channels`. Whatever else is worth knowing, as JSON has it; numbers that are not finite become null.
     """
-    folder = Path(folder) / "models"
+    folder, i = Path(folder) / "models", operator.index(i)
     for key in _NEEDED:
         if key not in manifest:
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
     raw = safetensors.save(apart(dict(named_tensors(module))), {"format": "pt"})
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
-    text = ",\n".join(f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items())
+    lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
     folder.mkdir(parents=True, exist_ok=True)
     files.write(folder / f"{_stem(i)}.safetensors", raw)
-    files.write(folder / f"{_stem(i)}.json", f"{{\n{text}\n}}\n")
+    files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def channels(index: IndexSet) -> dict[str, Any]:
@@ -77,6 +78,8 @@ def load_client(
             built by name otherwise. Loading many clients is quicker with one `ScalableModel` for all of them.
         device: where the tensors go.
     """
+    if not isinstance(model, nn.Module | ScalableModel | None):
+        raise TypeError(f"{model!r} is not a model; give an nn.Module at full width")
     path, manifest = _file(folder, i, "safetensors"), read_manifest(folder, i)
     raw = path.read_bytes()
     if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:

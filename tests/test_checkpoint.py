@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hetperm import Config, checkpoint, experiment
+from hetperm import checkpoint
 from hetperm.checkpoint import changed, load, save
-from hetperm.engine import Sequential
-from hetperm.methods import ALGORITHMS, options_for
 from hetperm.state import State, Work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +56,7 @@ def saved(tmp_path):
 def bits(value):
     """What tells values apart: bytes, types, and the order of keys."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
     if isinstance(value, dict):
         return [(name, bits(item)) for name, item in value.items()]
     if isinstance(value, tuple | list):
@@ -199,31 +197,6 @@ def test_the_format_names_the_fields_of_a_state():
     assert set(work) <= {field.name for field in fields(Work)}
 
 
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_a_method_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path, method):
-    config = Config(
-        dataset="synthetic", model="mlp", num_clients=3, samples_per_client=12, epochs=3, local_steps=2, warmup_rounds=1
-    )
-    setting = experiment.prepare(config)
-
-    def steps():
-        """How to begin, to go on and to end, as a process that knows nothing of the others has them."""
-        algorithm, _ = ALGORITHMS[method]
-        engine = Sequential(setting.clients, setting.bench)
-        return algorithm(setting.clients, engine, setting.start, options_for(method, config, steps=24))
-
-    with experiment.one_thread():
-        begin, epoch, finish = steps()
-        straight = finish(epoch(epoch(epoch(begin()))))
-        state = steps().begin()
-        for _ in range(3):
-            save(tmp_path / "x", state, [], finished=False)
-            state = steps().epoch(load(tmp_path / "x").state)
-        save(tmp_path / "x", state, [], finished=False)
-        state = steps().finish(load(tmp_path / "x").state)
-    assert bits(state) == bits(straight)
-
-
 # Files that are not whole, or not ours
 
 
@@ -234,11 +207,16 @@ def refusal(path) -> str:
     return str(caught.value)
 
 
+def smallest(folder):
+    """A checkpoint of few bytes, and these."""
+    path = folder / "x"
+    save(path, State(1, {"w": torch.tensor([0.5, -1])}, ()), [{"a": 1}], finished=False)
+    return path, path.read_bytes()
+
+
 @pytest.mark.slow
 def test_every_byte_counts(tmp_path):
-    path = tmp_path / "x"
-    save(path, State(1, {"w": torch.tensor([0.5, -1])}, ()), [{"a": 1}], finished=False)
-    whole = path.read_bytes()
+    path, whole = smallest(tmp_path)
     for place, byte in enumerate(whole):
         for other in {byte ^ 0x01, byte ^ 0x20, byte ^ 0xFF, ord("\t")} - {byte}:  # JSON takes a tab for a space
             path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
@@ -247,11 +225,11 @@ def test_every_byte_counts(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_truncation_is_refused(saved):
-    whole = saved.read_bytes()
+def test_every_truncation_is_refused(tmp_path):
+    path, whole = smallest(tmp_path)
     for length in range(len(whole)):
-        saved.write_bytes(whole[:length])
-        assert refusal(saved) == f"{saved} is no checkpoint of hetperm, or a damaged one; {REMEDY}"
+        path.write_bytes(whole[:length])
+        assert refusal(path) == f"{path} is no checkpoint of hetperm, or a damaged one; {REMEDY}"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Data sets: pools that never mix, what a client is scored on, the paper's synthetic set, and MNIST."""
 
 import os
+import pickle
 import re
 import struct
 from pathlib import Path
@@ -318,7 +319,16 @@ def test_train_validation_and_test_samples_are_all_different(paper):
     [
         ({"name": "digit"}, "unknown dataset 'digit'; did you mean 'digits'?"),
         ({"name": "fashion_mnist"}, "unknown dataset 'fashion_mnist'; did you mean 'fashion-mnist'?"),
-        ({"name": "xyz"}, "unknown dataset 'xyz'; known are synthetic, digits, mnist, fashion-mnist"),
+        (
+            {"name": "xyz"},
+            "unknown dataset 'xyz'; known are synthetic, digits, mnist, fashion-mnist, emnist, cifar10, "
+            "imagefolder:PATH, leaf:PATH",
+        ),
+        ({"name": "digits:8"}, "unknown dataset 'digits:8'; did you mean 'digits'?"),
+        ({"name": "cifar-10"}, "unknown dataset 'cifar-10'; did you mean 'cifar10'?"),
+        ({"name": "imagefolder"}, "unknown dataset 'imagefolder'; did you mean 'imagefolder:PATH'?"),
+        ({"name": "leaf:"}, "unknown dataset 'leaf:'; did you mean 'leaf:PATH'?"),
+        ({"name": "image-folder:a:b"}, "unknown dataset 'image-folder:a:b'; did you mean 'imagefolder:a:b'?"),
         ({"partition": "label-shft:2"}, "unknown partition 'label-shft:2'; did you mean 'label-shift:2'?"),
         ({"partition": None}, "digits does not come divided among clients; name a partition, such as 'label-shift:2'"),
         ({"num_clients": 0}, "num_clients must be a whole number of at least 1; got 0"),
@@ -351,15 +361,40 @@ def mnist(data_dir, **options):
     return load("mnist", **{"num_clients": 2, "partition": "iid", "seed": 0, "data_dir": data_dir, **options})
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+PLACES = {
+    "mnist": "MNIST/raw",
+    "fashion-mnist": "FashionMNIST/raw",
+    "emnist": "EMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+}
+
+
+@pytest.mark.parametrize(("name", "folder"), PLACES.items())
 def test_a_missing_folder_is_named_with_the_flag_that_fetches_it(tmp_path, name, folder):
     with pytest.raises(FileNotFoundError) as caught:
         load(name, num_clients=2, partition="iid", seed=0, data_dir=tmp_path)
     assert str(caught.value) == (
-        f"{name} is not in {tmp_path / folder / 'raw'}; point --data-dir at the folder that holds {folder}, "
+        f"{name} is not in {tmp_path / folder}; point --data-dir at the folder that holds {Path(folder).parts[0]}, "
         "or let --download fetch it"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "folder"), PLACES.items())
+def test_a_set_with_a_file_missing_is_not_there(tmp_path, name, folder, any_sums):
+    if name == "cifar10":
+        write_cifar10(tmp_path / folder, each=2)
+    elif name == "emnist":
+        write_emnist(tmp_path / folder, train=20, test=5)
+    else:
+        write_idx(tmp_path / folder, train=20, test=5)
+    load(name, num_clients=2, partition="iid", seed=0, data_dir=tmp_path)
+    for file in sorted((tmp_path / folder).iterdir()):
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(FileNotFoundError, match=f"^{name} is not in "):
+            load(name, num_clients=2, partition="iid", seed=0, data_dir=tmp_path)
+        file.write_bytes(content)
 
 
 def test_without_a_folder_the_default_one_is_named(tmp_path, monkeypatch):
@@ -407,6 +442,69 @@ def test_the_files_of_a_torchvision_set_are_read_and_its_test_images_only_test(t
     assert [client.n_train for client in problem.clients] == [17] * 5
     assert {(client.n_val, len(client.test[1])) for client in problem.clients} == {(15, 30)}
     assert torch.equal(problem.clients[0].test[1], torch.arange(30) % 10)
+
+
+def write_emnist(raw, *, train, test):
+    """Every image black but for a bright top row, which is a column in the files; labels 46, 45, ..."""
+    raw.mkdir(parents=True)
+    for part, n in (("train", train), ("test", test)):
+        pixels = np.zeros((n, 28, 28), dtype=np.uint8)
+        pixels[:, :, 0] = 255
+        header = struct.pack(">IIII", 0x803, n, 28, 28)
+        (raw / f"emnist-balanced-{part}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = (46 - np.arange(n) % 47).astype(np.uint8)
+        (raw / f"emnist-balanced-{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, n) + labels.tobytes())
+
+
+def test_emnist_has_47_classes_and_stands_upright(tmp_path):
+    write_emnist(tmp_path / "EMNIST" / "raw", train=100, test=47)
+    problem = load("emnist", num_clients=5, partition="iid", seed=0, data_dir=tmp_path)
+    assert (problem.in_channels, problem.image_size, problem.num_classes) == (1, 28, 47)
+    assert [client.n_train for client in problem.clients] == [17] * 5
+    x, y = problem.clients[0].test
+    assert torch.equal(y, torch.arange(46, -1, -1))
+    assert (x[:, 0, 0, :] > 0).all()
+    assert (x[:, 0, 1:, :] < 0).all()
+
+
+def write_cifar10(folder, *, each):
+    """Five training batches and a test batch; the three channels of image k hold 3k, 3k + 1 and 3k + 2."""
+    folder.mkdir(parents=True)
+    for batch in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        pixels = np.repeat(np.arange(3 * each, dtype=np.uint8).reshape(each, 3), 32 * 32, axis=1)
+        (folder / batch).write_bytes(pickle.dumps({"data": pixels, "labels": [k % 10 for k in range(each)]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+
+
+@pytest.fixture
+def any_sums(monkeypatch):
+    """torchvision's CIFAR10 without check sums: only the real files have those."""
+    from torchvision.datasets import CIFAR10
+
+    for part in ("train_list", "test_list"):
+        monkeypatch.setattr(CIFAR10, part, [[file, None] for file, _ in getattr(CIFAR10, part)])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": None})
+
+
+def test_cifar10_is_read_in_colour_and_its_test_images_only_test(tmp_path, any_sums):
+    write_cifar10(tmp_path / "cifar-10-batches-py", each=20)
+    problem = load("cifar10", num_clients=5, partition="iid", seed=0, data_dir=tmp_path)
+    assert (problem.in_channels, problem.image_size, problem.num_classes) == (3, 32, 10)
+    assert [client.n_train for client in problem.clients] == [17] * 5
+    x, y = problem.clients[0].test
+    assert torch.equal(y, torch.arange(20) % 10)
+    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
+    assert (x == x[:, :, :1, :1]).all()
+    assert torch.allclose((x[:, :, 0, 0] * std + mean) * 255, torch.arange(60.0).view(20, 3), atol=1e-4)
+
+
+def test_cifar10_whose_check_sums_are_wrong_is_refused(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar10(folder, each=2)
+    with pytest.raises(
+        OSError, match=rf"^cifar10 could not be read from {re.escape(str(folder))} \(Dataset not found or "
+    ):
+        load("cifar10", num_clients=2, partition="iid", seed=0, data_dir=tmp_path)
 
 
 @pytest.fixture

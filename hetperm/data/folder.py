@@ -5,7 +5,6 @@ are resized to one while they are decoded.
 """
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +78,7 @@ def read(root: Path, image_size: int | None = None) -> Source:
     """
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root} to read images from")
-    parts = [part for part in ("train", "val", "test") if any(_folders(root / part))]
+    parts = [part for part in ("train", "val", "test") if _holds_folders(root / part)]
     if parts and "train" not in parts:
         raise FileNotFoundError(
             f"{root / parts[0]} holds class folders and {root / 'train'} does not; add those to train"
@@ -108,17 +107,18 @@ def read(root: Path, image_size: int | None = None) -> Source:
     )
 
 
-def _folders(folder: Path) -> Iterator[str]:
-    """The folders in a folder, if it is one."""
-    if folder.is_dir():
-        yield from (entry.name for entry in os.scandir(folder) if entry.is_dir())
+def _holds_folders(path: Path) -> bool:
+    if not path.is_dir():
+        return False
+    with os.scandir(path) as entries:
+        return any(entry.is_dir() for entry in entries)
 
 
 def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     """The classes, the image files and (n,) their classes."""
     from torchvision.datasets import ImageFolder
 
-    if not any(_folders(folder)):
+    if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
     found = ImageFolder(str(folder), allow_empty=True)
     if not found.samples:

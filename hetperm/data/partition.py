@@ -136,7 +136,7 @@ def by_writer(
     able = np.flatnonzero(counts >= least)
     if num_clients > len(able):
         raise ValueError(
-            f"writer: {num_clients} clients are too many for {len(able)} writers with training images; lower num_clients"
+            f"writer: {num_clients} clients are too many for the {len(able)} writers there are; lower num_clients"
             if samples_per_client is None
             else f"writer: {len(able)} of {len(names)} writers have {least} training images, too few for {num_clients} "
             "clients; lower samples_per_client or num_clients"

@@ -26,7 +26,7 @@ class Contents:
 
     Attributes:
         config: the text of config.toml; `settings`: what it says.
-        runs: the rows of clients.csv; of each seed if the folder is that of several.
+        runs: the rows of clients.csv, seed by seed if the folder is that of several.
         metrics: one row per epoch.
         profile: one row per tier: what its devices have to bear.
         seeds: one row per seed, and `pages`: the address of each seed's own page, if it is there.
@@ -72,9 +72,9 @@ def read(folder: Path) -> Contents:
         summary=summary,
         config=_parsed(config, str, otherwise=""),
         settings=_parsed(config, tomllib.loads, otherwise={}),
-        runs=[rows for rows in map(_rows, [each / "clients.csv" for each in of_seeds or [folder]]) if rows],
+        runs=_by_seed(_rows(folder / "clients.csv")),
         metrics=_rows(folder / "metrics.csv"),
-        profile=_profile(folder),
+        profile=next(filter(None, map(_profile, [folder, *of_seeds])), []),
         seeds=_rows(folder / "seeds.csv"),
         pages=pages,
         images={path.name: path.read_bytes() for path in sorted(folder.glob("*.png"), key=_place)},
@@ -104,6 +104,13 @@ def _rows(path: Path) -> Rows:
     return files.read_csv(path) if path.is_file() else []
 
 
+def _by_seed(rows: Rows) -> list[Rows]:
+    runs: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault(row.get("seed"), []).append(row)
+    return list(runs.values())
+
+
 def _profile(folder: Path) -> Rows:
     """The rows of profile.json (a list, or under "tiers" a list or a table by name), or else of profile.csv."""
     found = _parsed(folder / "profile.json", json.loads, otherwise=None)
@@ -131,6 +138,7 @@ def page(run: Contents) -> str:
 def about(run: Contents) -> str:
     """What was run, in a sentence."""
     summary, settings = run.summary, run.settings
+    profile = summary.get("capacity_profile", settings.get("capacity_profile"))
     rivals = list(summary.get("baselines", {}))
     against = f" against {_listed(rivals)}" if rivals else ""
     seeds = summary["seeds"] if run.several else [summary.get("seed", "-")]
@@ -138,7 +146,7 @@ def about(run: Contents) -> str:
         f"data {summary['dataset']}" + (f" ({settings['partition']})" if "partition" in settings else ""),
         f"{summary['num_clients']} clients",
         f"model {settings['model']}" if "model" in settings else "",
-        f"capacity profile {settings['capacity_profile']}" if settings.get("capacity_profile") else "",
+        f"capacity profile {profile}" if profile else "",
         f"{summary['epochs']} epochs" if "epochs" in summary else "",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
     ]

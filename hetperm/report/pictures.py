@@ -338,6 +338,8 @@ def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, un
     axes.plot(x, y.mean(0), marker="o" if len(x) == 1 else None, **style)
     if len(y) > 1:
         spread = y.std(0, ddof=1)
+        if len(x) == 1:  # a band has no width here
+            axes.errorbar(x, y.mean(0), spread, fmt="none", ecolor=style["color"], capsize=3)
         axes.fill_between(x, y.mean(0) - spread, y.mean(0) + spread, color=style["color"], alpha=0.2, linewidth=0)
 
 

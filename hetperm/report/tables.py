@@ -154,7 +154,7 @@ def tier_grid(summary: Summary, clients: Rows | None = None) -> Grid:
     rows.append(["all", cell("clients", summary["num_clients"]), "", "", *over_all])
     rows[-1] += [_partners(summary["alpha"])] if with_partners else []
     title = f"accuracy by tier{' (± over seeds)' if summary.get('spread') else ''}"
-    upright = Grid(heads, rows, title=title, note=_other_widths(summary), strong=frozenset([len(names)]))
+    upright = Grid(heads, rows, title=title, note=_one_size(summary), strong=frozenset([len(names)]))
     sideways = grids.transposed(upright)
     return sideways if upright.width > max(WIDE, sideways.width) else upright
 
@@ -179,20 +179,23 @@ def width_text(width: float | None) -> str:
 
 
 def widest(summary: Summary, tier: str) -> Summary:
-    """A tier as the method sees it that gives it the widest model: some give all clients the smallest."""
+    """A tier as the method sees it that trains the largest models there: some train the smallest everywhere."""
     entries = [method["tiers"][tier] for method in methods_of(summary).values() if tier in method.get("tiers", {})]
-    return max(entries, key=lambda entry: _known(entry.get("width")))
+    return max(entries, key=lambda entry: (_known(entry.get("width")), _known(entry.get("params"))))
 
 
-def _other_widths(summary: Summary) -> str:
-    """A sentence about methods that train all clients at one width and not at that of their tier; empty if none."""
-    names: dict[str, list[str]] = {}
+def _one_size(summary: Summary) -> str:
+    """A sentence about methods that train models of one size whatever the tier; empty if there are none."""
+    sizes = {tier: widest(summary, tier).get("params") for tier in tier_names(summary)}
+    methods: dict[int, list[str]] = {}
     for name, method in methods_of(summary).items():
-        widths = {tier: entry.get("width") for tier, entry in method.get("tiers", {}).items()}
-        if any(width != widest(summary, tier).get("width") for tier, width in widths.items()):
-            trained = ", ".join(dict.fromkeys(map(width_text, widths.values())))
-            names.setdefault(trained, []).append(name)
-    return " ".join(f"Trained at width {width} whatever the tier: {', '.join(who)}." for width, who in names.items())
+        trained = {tier: entry.get("params") for tier, entry in method.get("tiers", {}).items()}
+        if len(set(trained.values())) == 1 and trained != sizes:
+            methods.setdefault(next(iter(trained.values())), []).append(name)
+    return " ".join(
+        f"Trained with {cell('params', size)} parameters whatever the tier: {', '.join(names)}."
+        for size, names in methods.items()
+    )
 
 
 def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:

@@ -1,0 +1,116 @@
+"""What distances see: data or capacity? Probe against the paper's masks, and where the VC term sends the weight.
+
+    python bench/capacity.py --dataset mnist --data-dir DATA
+
+prints, for clients of five sizes, the AUC of ranking pairs of the same capacity (on iid data: 0.5 is blind) and pairs
+of the same data (on grouped data: 1 is right) by their distance, the mass of alpha on one's own tier, and the mass on
+hosts of each tier with the complexity term left out, normalised and raw.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetperm import mixing
+from hetperm.cli import parse, say, script
+from hetperm.config import Config
+from hetperm.engine import Sequential
+from hetperm.estimate import reported
+from hetperm.global_model import local_sgd_round
+from hetperm.setting import Setting, one_thread, prepare
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What is compared."""
+
+    dataset: str = "digits"
+    """A data set, as in hetperm train."""
+    data_dir: Path | None = None
+    """Its folder."""
+    num_clients: int = 50
+    samples_per_client: int | None = 200
+    partitions: tuple[str, ...] = ("iid", "label-shift:2")
+    seeds: tuple[int, ...] = (0, 1)
+    rounds: int = 10
+    """Rounds of global training before the second comparison; the first is before any."""
+
+
+def auc(distances: Tensor, same: Tensor) -> float:
+    """The probability that a pair of the same kind is nearer than one of different kinds; ties count half.
+
+    Args:
+        distances: (N, N), symmetric.
+        same: (N, N) bool.
+    """
+    i, j = torch.triu_indices(len(distances), len(distances), offset=1)
+    near, far = (distances[i, j][kind] for kind in (same[i, j], ~same[i, j]))
+    order = torch.cat([near, far]).argsort(stable=True).argsort().double() + 1
+    return 1 - float((order[: len(near)].sum() / len(near) - (len(near) + 1) / 2) / len(far))
+
+
+def same(labels) -> Tensor:
+    """(N, N) whether two clients have the same label."""
+    number = torch.tensor([sorted(set(labels)).index(label) for label in labels])
+    return number[:, None] == number
+
+
+def compare(setting: Setting, rounds: int) -> None:
+    """Nothing; the figures of one setting are printed."""
+    config, clients, parts = setting.config, setting.clients, setting.parts
+    engine, w = Sequential(clients, setting.shop), setting.start
+    how = {"seed": config.seed, "local_steps": 5, "batch_size": 32, "lr": config.global_lr, "parts": parts}
+    for done in (0, rounds):
+        for r in range(done):
+            w, _ = local_sgd_round(w, clients, engine, r=r, **how)
+        for kind in ("probe", "masked"):
+            zeta, q, n, _ = reported(
+                w, clients, engine, seed=config.seed, r=0, noise_batches=8, parts=parts, compare=kind
+            )
+            alpha = mixing.weights(zeta, q, n)
+            line = f"seed {config.seed} {config.partition:14} round {done:2} {kind:6}"
+            line += f"  capacity AUC {auc(zeta, same(setting.tiers)):.3f}"
+            if setting.groups and len(set(setting.groups)) > 1:
+                line += f"  data AUC {auc(zeta, same(setting.groups)):.3f}"
+                line += f"  same-group mass {mixing.same_group_mass(alpha, setting.groups):.3f}"
+            line += f"  same-tier mass {mixing.same_group_mass(alpha, setting.tiers):.3f}"
+            say(line + f"  partners {float(mixing.effective_partners(alpha).mean()):.1f}")
+            if kind == "probe" and done:
+                for weight in (0.0, config.vc_weight, "raw"):
+                    vc = parts.vc([client.width for client in clients])
+                    alpha = mixing.weights(zeta, q, n, vc=vc, vc_weight=weight)
+                    say(f"    VC weight {weight}: mass on hosts of {_by_tier(setting, alpha)}")
+
+
+def _by_tier(setting: Setting, alpha: Tensor) -> str:
+    mass = alpha.mean(0).tolist()
+    total = {tier: sum(m for m, own in zip(mass, setting.tiers) if own == tier) for tier in setting.tier_names}
+    return ", ".join(f"{tier} {share:.3f}" for tier, share in total.items())
+
+
+def main(args) -> None:
+    """Nothing; every partition and seed is compared."""
+    flags = parse(Flags, args, prog="bench/capacity.py", default=Flags())
+    with one_thread():
+        for partition in flags.partitions:
+            for seed in flags.seeds:
+                compare(
+                    prepare(
+                        Config(
+                            dataset=flags.dataset,
+                            data_dir=flags.data_dir,
+                            num_clients=flags.num_clients,
+                            samples_per_client=flags.samples_per_client,
+                            capacity_profile="uniform5",
+                            partition=partition,
+                            seed=seed,
+                        )
+                    ),
+                    flags.rounds,
+                )
+
+
+if __name__ == "__main__":
+    script(main)

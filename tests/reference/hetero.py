@@ -1,0 +1,317 @@
+"""PERM for clients of different sizes, and partial training, typed out for a network with two hidden layers.
+
+Shares nothing with the package. A model is a list of six float64 tensors, W1 b1 W2 b2 W3 b3, always of full size. What
+somebody holds of it are two lists of numbers, the units of the hidden layers: all others are multiplied by zero, so
+that their coordinates have no gradient and stay as they are. A personal model is of full size too; what lies outside
+its own units means nothing. Whatever is drawn (batches, schedules, presence, random units) is handed in as ``draw``.
+"""
+
+import itertools
+import math
+
+import torch
+from reference import perm_maths
+
+
+def first(width, sizes):
+    """The units of the static part."""
+    return [list(range(max(1, math.ceil(width * size)))) for size in sizes]
+
+
+def window(width, sizes, t, own=None):
+    """The units of the rolling part in round t, of a model that has all units or only its ``own`` first ones."""
+    have = [len(units) for units in own] if own else sizes
+    kept = [min(a, max(1, math.ceil(width * size))) for a, size in zip(have, sizes, strict=True)]
+    return [[(t + k) % a for k in range(m)] for a, m in zip(have, kept, strict=True)]
+
+
+def holds(units, tensor, place):
+    """Whether a coordinate belongs to a part."""
+    one, two = units
+    return {
+        0: lambda row, column: row in one,
+        1: lambda row: row in one,
+        2: lambda row, column: row in two and column in one,
+        3: lambda row: row in two,
+        4: lambda row, column: column in two,
+        5: lambda row: True,
+    }[tensor](*place)
+
+
+def places(x):
+    return itertools.product(*(range(size) for size in x.shape))
+
+
+def mask(units, model):
+    """Six tensors of ones and zeros."""
+    out = [torch.zeros_like(x) for x in model]
+    for tensor, x in enumerate(out):
+        for place in places(x):
+            x[place] = float(holds(units, tensor, place))
+    return out
+
+
+def num_params(units, model):
+    return int(sum(x.sum() for x in mask(units, model)))
+
+
+# What a device does
+
+
+def scores(model, units, x):
+    """The logits of the masked full-size network."""
+    W1, b1, W2, b2, W3, b3 = model
+    here = [torch.tensor([float(k in units[m]) for k in range(len(b))]).double() for m, b in enumerate((b1, b2))]
+    a = torch.tanh(x @ W1.T + b1) * here[0]
+    a = torch.tanh(a @ W2.T + b2) * here[1]
+    return a @ W3.T + b3
+
+
+def log_chances(out, known):
+    """Log-probabilities of the known classes; the others are not in the running."""
+    return out[:, known] - torch.logsumexp(out[:, known], 1, keepdim=True)
+
+
+def loss(model, units, x, y, known):
+    chances = log_chances(scores(model, units, x), known)
+    return -sum(chances[s, known.index(int(label))] for s, label in enumerate(y)) / len(y)
+
+
+def slope(value, model):
+    """The gradient of ``value(leaves)`` at a model."""
+    leaves = [x.clone().requires_grad_() for x in model]
+    return list(torch.autograd.grad(value(leaves), leaves))
+
+
+def gradient(model, units, shard, batch=None):
+    """The gradient of the mean loss of a batch, or of all; a shard is (inputs, labels, known classes)."""
+    x, y, known = shard
+    x, y = (x, y) if batch is None else (x[batch], y[batch])
+    return slope(lambda leaves: loss(leaves, units, x, y, known), model)
+
+
+def moved(model, step, lr):
+    return [x - lr * g for x, g in zip(model, step, strict=True)]
+
+
+def visit(model, units, shard, batches, lr):
+    for batch in batches:
+        model = moved(model, gradient(model, units, shard, batch), lr)
+    return model
+
+
+def distil(model, units, shard, batches, lr, pupils, beta):
+    """SGD in which the model also teaches a part of itself, ``pupils[k]`` in step k."""
+    x, y, known = shard
+    for batch, pupil in zip(batches, pupils, strict=True):
+        teacher = log_chances(scores(model, units, x[batch]), known)
+
+        def objective(leaves, batch=batch, pupil=pupil, teacher=teacher):
+            said = log_chances(scores(leaves, pupil, x[batch]), known)
+            lesson = (teacher.exp() * (teacher - said)).sum(1).mean()
+            return loss(leaves, units, x[batch], y[batch], known) + beta * lesson
+
+        model = moved(model, slope(objective, model), lr)
+    return model
+
+
+def ordered(model, shard, batches, lr, drawn):
+    """SGD in which step k trains the part ``drawn[k]``."""
+    for batch, units in zip(batches, drawn, strict=True):
+        model = moved(model, gradient(model, units, shard, batch), lr)
+    return model
+
+
+# What the server does
+
+
+def covered_mean(old, models, units, votes=None):
+    """Coordinate by coordinate over those that hold it; ``votes[i]``: the classes whose rows client i has a say in."""
+    out = [x.clone() for x in old]
+    for tensor, x in enumerate(out):
+        for place in places(x):
+            voices = [
+                model[tensor][place]
+                for i, (model, held) in enumerate(zip(models, units, strict=True))
+                if holds(held, tensor, place) and (votes is None or tensor < 4 or place[0] in votes[i])
+            ]
+            if voices:
+                x[place] = sum(voices) / len(voices)
+    return out
+
+
+def mixed(i, v, own, weights):
+    """Client i's model mixed with others over what they have in common."""
+    out = [x.clone() for x in v[i]]
+    for tensor, x in enumerate(out):
+        for place in places(x):
+            by = [j for j in range(len(v)) if weights[j] > 0 and holds(own[j], tensor, place)]
+            if holds(own[i], tensor, place) and by:
+                x[place] = sum(weights[j] * v[j][tensor][place] for j in by) / sum(weights[j] for j in by)
+    return out
+
+
+def projected(model, centre, units, radius):
+    """The nearest point of the ball about the part of ``centre``."""
+    inside = mask(units, model)
+    away = math.sqrt(sum(float(((m * (a - b)) ** 2).sum()) for a, b, m in zip(model, centre, inside, strict=True)))
+    if away <= radius:
+        return model
+    return [b + m * (a - b) * radius / away for a, b, m in zip(model, centre, inside, strict=True)]
+
+
+def noise(w, units, shard, pieces):
+    """The variance of the mean gradient, from micro-batches."""
+    n = len(shard[1])
+    found = [gradient(w, units, shard, piece) for piece in pieces]
+    mean = [sum(len(piece) / n * g[k] for piece, g in zip(pieces, found, strict=True)) for k in range(6)]
+    squares = [sum(float(((a - b) ** 2).sum()) for a, b in zip(g, mean, strict=True)) for g in found]
+    return sum(len(piece) / n * s for piece, s in zip(pieces, squares, strict=True)) / (len(pieces) - 1)
+
+
+def distances(gradients):
+    return [[sum(float(((x - y) ** 2).sum()) for x, y in zip(a, b, strict=True)) for b in gradients] for a in gradients]
+
+
+def weights(zeta, q, n, vc, options):
+    """(N, N) alpha from the paper's objective; ``vc`` None if all architectures are the same."""
+    N, rule = len(n), options.regularization
+    by_number = not isinstance(rule, str)
+    cost = zeta if by_number else perm_maths.debias(zeta, q)
+    lam = rule if by_number else perm_maths.noise_lam(q, n)
+    extra = [0.0] * N
+    if vc is not None and options.vc_weight == "raw":
+        extra = [math.sqrt(vc[j] / n[j]) for j in range(N)]
+    elif vc is not None:
+        extra = perm_maths.complexity_cost(vc, n, q, options.vc_weight)
+    cost = [[c + e for c, e in zip(row, extra, strict=True)] for row in cost]
+    if options.alpha_steps is not None:
+        return [perm_maths.descend(row, n, lam, options.alpha_steps) for row in cost]
+    return [perm_maths.solve(row, n, lam) for row in cost]
+
+
+# Algorithms
+
+
+def perm(shards, widths, w, options, draw, *, two_stages):
+    """Yields (w, alpha, v, tail) after the warm-up, after every epoch, and at last what is returned."""
+    N, sizes = len(shards), [len(w[1]), len(w[3])]
+    everybody = range(N)
+    own_width = widths if options.personal_width == "own" else [min(widths)] * N
+    own = [first(width, sizes) for width in own_width]
+    n = [len(y) for _, y, _ in shards]
+
+    def held(i, t):
+        """The part of the global model that client i holds in round t."""
+        if options.extraction == "random" and widths[i] < 1:
+            return draw.units(i, t)
+        return first(widths[i], sizes) if options.extraction == "static" else window(widths[i], sizes, t)
+
+    def nested(i, j, t):
+        """The part of model i that host j trains in round t; None: it does not."""
+        static = [units[: len(kept)] for units, kept in zip(own[i], first(widths[j], sizes), strict=True)]
+        if static == own[i] or options.nested == "static":
+            return static
+        if options.nested == "skip":
+            return None
+        return window(widths[j], sizes, t, own[i]) if options.nested == "rolling" else draw.nested_units(i, j, t)
+
+    def alpha_at(w, r):
+        probe = first(min(widths), sizes)
+        at = [probe if options.discrepancy == "probe" else held(i, r) for i in everybody]
+        zeta = distances([gradient(w, at[i], shards[i]) for i in everybody])
+        q = [noise(w, at[i], shards[i], draw.pieces(i, r)) for i in everybody]
+        W = [num_params(units, w) for units in own]
+        vc = None if len(set(W)) == 1 else [a * 3 * math.log2(a) for a in W]
+        return weights(zeta, q, n, vc, options)
+
+    for r in range(options.warmup_rounds):
+        units = [held(i, r) for i in everybody]
+        trained = [visit(w, units[i], shards[i], draw.global_batches(i, r), options.global_lr) for i in everybody]
+        w = covered_mean(w, trained, units, [known for _, _, known in shards])
+    centre, v, tail = w, [w] * N, []
+    alpha = alpha_at(w, 0)
+    yield w, alpha, v, None
+    for r in range(options.epochs):
+        for t, visits in enumerate(draw.rounds(r, alpha)):
+            for i, j in visits:
+                units = nested(i, j, r * N + t)
+                if alpha[i][j] == 0 or units is None or not draw.here(j, r):
+                    continue
+                scale = alpha[i][j] * N if options.step_rule == "paper" else alpha[i][j] / max(alpha[i])
+                lr, batches = options.personal_lr * scale, draw.visit_batches(i, j, r)
+                narrower = [first(width, sizes) for width in sorted(set(widths)) if width < own_width[i]]
+                if options.inplace_kd and units == own[i] and narrower:
+                    pupils = [narrower[k] for k in draw.visit_choices(i, j, r, len(narrower))]
+                    v[i] = distil(v[i], units, shards[j], batches, lr, pupils, options.inplace_kd)
+                else:
+                    v[i] = visit(v[i], units, shards[j], batches, lr)
+        if options.projection is not None:
+            v = [projected(v[i], centre, own[i], options.projection) for i in everybody]
+        if options.tail_average and r >= options.epochs - math.ceil(options.tail_average * options.epochs):
+            tail.append(v)
+        if options.server_mix == "alpha" and r < options.epochs - 1:
+            v = [mixed(i, v, own, alpha[i]) for i in everybody]
+        if not two_stages:
+            units = [held(i, options.warmup_rounds + r) for i in everybody]
+            found = [gradient(w, units[i], shards[i], draw.large_batch(i, r)) for i in everybody]
+            nothing = [torch.zeros_like(x) for x in w]
+            step = covered_mean(nothing, found, units, [known for _, _, known in shards])
+            w = moved(w, step, options.global_lr)
+            alpha = alpha_at(w, r + 1)
+        mean = [[sum(each[i][k] for each in tail) / len(tail) for k in range(6)] for i in everybody] if tail else None
+        yield w, alpha, list(v), mean
+    if options.final_lr is not None:
+        v = mean or v
+        for i in everybody:
+            total = [torch.zeros_like(x) for x in w]
+            for j in everybody:
+                static = [units[: len(kept)] for units, kept in zip(own[i], first(widths[j], sizes), strict=True)]
+                total = moved(total, gradient(v[i], static, shards[j]), -alpha[i][j])
+            v[i] = moved(v[i], total, options.final_lr)
+            if options.projection is not None:
+                v[i] = projected(v[i], centre, own[i], options.projection)
+        mean = None
+    yield w, alpha, v, mean
+
+
+def partial_training(shards, widths, w, draw, *, rounds, lr, extraction, by_steps=False, tune_lr=None):
+    """(w, what clients deploy): HeteroFL, FedRolex, Federated Dropout; with ``by_steps`` FjORD."""
+    sizes, everybody = [len(w[1]), len(w[3])], range(len(shards))
+    for t in range(rounds):
+        units, trained = [], []
+        for i in everybody:
+            parts = {
+                "static": lambda i, t: first(widths[i], sizes),
+                "rolling": lambda i, t: window(widths[i], sizes, t),
+                "random": lambda i, t: draw.units(i, t) if widths[i] < 1 else first(1, sizes),
+            }
+            units.append(parts[extraction](i, t))
+            batches = draw.global_batches(i, t)
+            if by_steps:
+                smaller = sorted({width for width in widths if width <= widths[i]})
+                drawn = [first(smaller[k], sizes) for k in draw.global_choices(i, t, len(smaller))]
+                trained.append(ordered(w, shards[i], batches, lr, drawn))
+            else:
+                trained.append(visit(w, units[i], shards[i], batches, lr))
+        w = covered_mean(w, trained, units, [known for _, _, known in shards])
+    if tune_lr is None:
+        return w, [w] * len(shards)
+    own = [first(width, sizes) for width in widths]
+    return w, [visit(w, own[i], shards[i], draw.tune_batches(i), tune_lr) for i in everybody]
+
+
+def coverage(model, units_of_round, rounds, tiers):
+    """(tensor, tier) -> (mean number of clients that train a coordinate in a round, share that is never trained)."""
+    out = {}
+    for tensor, x in enumerate(model):
+        for tier in {*tiers, "all"}:
+            times = []
+            for place in places(x):
+                count = 0
+                for t in range(rounds):
+                    for i, name in enumerate(tiers):
+                        count += tier in (name, "all") and holds(units_of_round(i, t), tensor, place)
+                times.append(count)
+            out[tensor, tier] = sum(times) / len(times) / rounds, times.count(0) / len(times)
+    return out
