@@ -4,8 +4,8 @@
 
 PYTHON ?= python3
 ARGS   ?=
-TRAIN  ?= examples/federate_widths.py
-BENCH  ?= bench/extraction.py bench/mixing.py
+TRAIN  ?= scripts/train_hetero.py --capacity-profile mobile
+BENCH  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
@@ -22,7 +22,7 @@ setup: ## make or repair .venv
 test: lint ## check the style, then run every test (ARGS go to pytest)
 	$(VENV) -m pytest $(ARGS)
 
-train: setup ## train one model on clients of five sizes (digits, under a minute), with a table and a picture
+train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)
 
 bench: setup ## time extraction against the naive version, and the solver and the schedule

@@ -143,7 +143,9 @@ def _reason(box: str) -> str:
     text = one_line(next((" ".join(lines) for words, lines in paragraphs if words), "")).rstrip(".")
     for theirs, ours in _REWORDED:
         text = re.sub(theirs, ours, text)
-    return f"{text or 'the flags make no sense'}; see --help"
+    wrong, *known = re.findall(r"'([^']*)'", text) if "is not one of '" in text else [""]
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"{text or 'the flags make no sense'}; " + (f"did you mean {close[0]!r}?" if close else "see --help")
 
 
 _REWORDED = (
@@ -178,12 +180,17 @@ def _run(config: Config) -> None:
     methods = (config.algorithm, *config.baselines)
     runs = max(1, len(config.seeds))
     with progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
-        hooks = {"on_epoch": bar, "on_start": announce}
+
+        def on_start(setting: Any) -> None:
+            announce(setting)
+            if bar:
+                bar.start()
+
         if config.seeds:
-            summary, results = experiment.sweep(config, **hooks)
+            summary, results = experiment.sweep(config, on_epoch=bar, on_start=on_start)
             folder = results[0].folder.parent
         else:
-            results = [experiment.run(config, **hooks)]
+            results = [experiment.run(config, on_epoch=bar, on_start=on_start)]
             summary, folder = results[0].summary, results[0].folder
     show(summary, results)
     say(f"written to {folder}: report.html, summary.json, pictures, and each client's model in models/")
@@ -228,29 +235,55 @@ def say(what: Any) -> None:
     console.print(what, highlight=False, markup=False, soft_wrap=isinstance(what, str))
 
 
+class Bar:
+    """A progress bar, called after every epoch with the method and its metrics; it appears once work begins."""
+
+    def __init__(self, method: str, total: int):
+        from rich import progress as bars
+        from rich.console import Console
+
+        columns = [
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("epochs"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
+        ]
+        self._bar = bars.Progress(*columns, console=Console(stderr=True))
+        self._first, self._total, self._task, self._last = method, total, None, ("", 0)
+
+    def start(self) -> None:
+        """Nothing; the bar is on the screen."""
+        if self._task is None:
+            self._task = self._bar.add_task(self._first, total=self._total)
+            self._bar.start()
+
+    def stop(self) -> None:
+        """Nothing; the bar stays as it is."""
+        if self._task is not None:
+            self._bar.stop()
+
+    def __call__(self, method: str, row: Mapping[str, Any]) -> None:
+        self.start()
+        found = row.get("tail_accuracy_mean", row.get("accuracy_mean", math.nan))
+        description = method if math.isnan(found) else f"{method} {found:.3f}"
+        before, r = self._last
+        # A method that is gone on with comes with the epochs of before: they were never shown here.
+        advance = row["epoch"] - r if method == before and row["epoch"] > r else row["epoch"]
+        self._last = method, row["epoch"]
+        self._bar.update(self._task, advance=advance, description=description)
+
+
 @contextlib.contextmanager
-def progress(methods: Sequence[str], *, epochs: int, runs: int, quiet: bool) -> Iterator[Callable | None]:
-    """A context with a progress bar: what it gives is called after every epoch, with the method and its metrics."""
+def progress(methods: Sequence[str], *, epochs: int, runs: int, quiet: bool) -> Iterator[Bar | None]:
+    """A context with a progress bar, or without one."""
     if quiet:
         yield None
         return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = [
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("epochs"),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("left"),
-        bars.TimeRemainingColumn(),
-    ]
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(methods[0], total=len(methods) * epochs * runs)
-
-        def on_epoch(method: str, row: Mapping[str, Any]) -> None:
-            found = row.get("tail_accuracy_mean", row.get("accuracy_mean", math.nan))
-            bar.update(task, advance=1, description=method if math.isnan(found) else f"{method} {found:.3f}")
-
-        yield on_epoch
+    bar = Bar(methods[0], total=len(methods) * epochs * runs)
+    try:
+        yield bar
+    finally:
+        bar.stop()

@@ -193,14 +193,7 @@ NOT_KEPT = ("out", "resume", "quiet", "engine", "workers")  # what decides no nu
 def load(path: str | Path) -> Config:
     """The configuration of a TOML file, or of one that comes with hetperm, by its name ("synthetic")."""
     path = find(path)
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text; a configuration is a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: is not TOML: {error}") from error
+    settings = read(path)
     tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
     for name, value in settings.items():
         known = FIELDS[:-1]  # rivals are written as tables of their own
@@ -211,6 +204,18 @@ def load(path: str | Path) -> Config:
         return Config(**settings, rivals=tables)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a TOML file says; an error of one sentence, with its name, if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text; a configuration is a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: is not TOML: {error}") from error
 
 
 def find(path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Who learns from whom: mixing weights from the gradients that clients report (stage 1 of the paper)."""
+"""What the server learns about its clients: the gradients that they report, and how far apart these are (stage 1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hetperm import discrepancy, mixing
+from hetperm import discrepancy
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
+from hetperm.global_model import handed_out
 from hetperm.local import Params, Shard, Workbench, micro_gradients
 from hetperm.partial import WHOLE, Parts
 from hetperm.randomness import seed_for
@@ -44,60 +45,11 @@ def report(
     gradients, sizes = micro_gradients(bench, params, shard, parts=noise_batches, generator=generator)
     shares = (sizes.double() / sizes.sum()).to(gradients)
     mean = (gradients * shares[:, None]).sum(0)
-    noise = float(discrepancy.noise(gradients, sizes)) if len(gradients) > 1 else float("nan")
     if places is not None:
         at, d = places
         mean = mean.new_zeros(d).index_copy_(0, at.to(mean.device), mean)
-    return Report(discrepancy.sketch(mean, sketch, sketch_seed) if sketch else mean, noise)
-
-
-def mixing_weights(
-    w: Params,
-    clients: Sequence[Client],
-    engine,
-    *,
-    seed: int,
-    r: int,
-    regularization: float | str,
-    noise_batches: int,
-    alpha_steps: int | None = None,
-    sketch: int | None = None,
-    parts: Parts = WHOLE,
-    compare: str = "probe",
-    extraction: str = "static",
-    vc_weight: float | str = 0.0,
-) -> tuple[Tensor, Work]:
-    """(N, N) alpha from the gradients of all clients, and the work of the exchange.
-
-    Args:
-        compare: "probe": all clients take their gradient at one common model, the part of the global model that
-            the smallest of them can hold; "masked": each at the part that it holds itself (the paper).
-        extraction: which part that is, with "masked".
-        vc_weight: of the complexity of the clients' architectures, if they differ (`mixing.weights`).
-    """
-    zeta, q, n, work = reported(
-        w,
-        clients,
-        engine,
-        seed=seed,
-        r=r,
-        noise_batches=noise_batches,
-        sketch=sketch,
-        parts=parts,
-        compare=compare,
-        extraction=extraction,
-    )
-    widths = [client.width for client in clients]
-    alpha = mixing.weights(
-        zeta,
-        q,
-        n,
-        regularization=regularization,
-        alpha_steps=alpha_steps,
-        vc=parts.vc(widths) if len(set(widths)) > 1 else None,
-        vc_weight=vc_weight,
-    )
-    return alpha, work
+    sent = mean if sketch is None else discrepancy.sketch(mean, sketch, sketch_seed)
+    return Report(sent, discrepancy.noise(gradients, sizes))
 
 
 def reported(
@@ -113,35 +65,35 @@ def reported(
     compare: str = "probe",
     extraction: str = "static",
 ) -> tuple[Tensor, Tensor, Tensor, Work]:
-    """What clients report, as the server sees it: zeta (N, N), noise q (N,), samples n (N,), and the work of it."""
-    if compare == "probe":
-        widths = [min(client.width for client in clients)] * len(clients)
-        indices = [parts.index(width) for width in widths]
-        places = [None] * len(clients)
-    elif compare == "masked":
-        widths = [client.width for client in clients]
-        indices = [parts.index(client.width, extraction, seed=seed, round=r, key=client.key) for client in clients]
-        d = sum(x.numel() for x in w.values())
-        positions = [parts.positions(w, index) for index in indices]
-        places = [None if at is None else (at, d) for at in positions]
-    else:
+    """What clients report, as the server sees it: zeta (N, N), noise q (N,), samples n (N,), and the work of it.
+
+    Args:
+        compare: "probe": all clients take their gradient at one common model, the part of the global model that
+            the smallest of them can hold; "masked": each at the part that it holds itself (the paper).
+        extraction: which part that is, with "masked".
+    """
+    if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
-    how = {"noise_batches": noise_batches, "sketch": sketch, "sketch_seed": seed_for(seed, "sketch")}
+    widths = [client.width for client in clients]
+    places: list[tuple[Tensor, int] | None] = [None] * len(clients)
+    if compare == "probe":
+        widths = [min(widths)] * len(clients)
+        indices = [parts.index(width) for width in widths]
+    else:
+        indices = handed_out(clients, parts, extraction, seed=seed, r=r)
+        d = sum(x.numel() for x in w.values())
+        places = [None if index is None else (parts.positions(w, index), d) for index in indices]
+    update = partial(report, noise_batches=noise_batches, sketch=sketch, sketch_seed=seed_for(seed, "sketch"))
     held = [parts.cut(w, index) for index in indices]
+    seeds = [seed_for(seed, "report", r, client.key) for client in clients]
     tasks = [
-        Task(
-            partial(report, places=place, **how),
-            params,
-            host=j,
-            seed=seed_for(seed, "report", r, client.key),
-            width=width,
-        )
-        for j, (client, params, place, width) in enumerate(zip(clients, held, places, widths, strict=True))
+        Task(partial(update, places=place), params, host=j, seed=own_seed, width=width)
+        for j, (place, params, own_seed, width) in enumerate(zip(places, held, seeds, widths, strict=True))
     ]
     reports = run_all(engine, tasks, [f"epoch {r}: gradient of client {j}" for j in range(len(clients))])
     zeta = discrepancy.pairwise(torch.stack([got.gradient for got in reports]).double())
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = discrepancy.fill_noise(torch.tensor([got.noise for got in reports], dtype=torch.float64), n)
-    sizes = [sketch or sum(x.numel() for x in params.values()) for params in held]
-    up = sum(size * reports[0].gradient.element_size() + 16 for size in sizes)  # and the noise, and n_i
-    return zeta, q, n, Work(rounds=1, bytes_down=sum(num_bytes(params) for params in held), bytes_up=up)
+    down = sum(num_bytes(params) for params in held)
+    up = down if sketch is None else sum(num_bytes({"sketch": got.gradient}) for got in reports)
+    return zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up + 16 * len(clients))  # and the noise, and n_i

@@ -77,13 +77,21 @@ def evaluate(
             for x, y in _batches(pair, batch_size):
                 x, y = _at_home(x, home), _at_home(y, home)
                 outputs = model(x)
-                for k, figure in enumerate((loss, metric)):
-                    totals[k] += float(figure(outputs, y)) * len(y)
+                for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
+                    totals[k] += _one_number(figure(outputs, y), name) * len(y)
                 count += len(y)
     finally:
         for part, flag in flags:
             part.training = flag
     return totals[0] / count, totals[1] / count
+
+
+def _one_number(value: Tensor | float, name: str) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"the {name} of a batch has shape {tuple(value.shape)} and must be one number; take the mean over samples"
+        )
+    return float(value)
 
 
 def _batches(pair: Pair, size: int) -> Iterator[tuple[Tensor, Tensor]]:

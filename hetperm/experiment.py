@@ -16,18 +16,20 @@ import torch
 from torch import Tensor, nn
 
 import hetperm
-from hetperm import checkpoint, mixing, saved
+from hetperm import checkpoint, mixing
+from hetperm import config as configuration
+from hetperm import saved as models
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.engine import name_of
 from hetperm.local import Loss
-from hetperm.methods import check
+from hetperm.methods import ALGORITHMS, check
 from hetperm.partial import coverage
 from hetperm.report import folder as files
 from hetperm.report import html, pictures
 from hetperm.setting import OWN, Metric, Setting, one_thread, own, prepare
 from hetperm.state import State
-from hetperm.training import Trained, budget, by_tier, figures, put, train
+from hetperm.training import Trained, budget, by_tier, checkpoints, figures, put, train
 
 OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metrics)
 OnStart = Callable[[Setting], object]
@@ -72,7 +74,8 @@ class Result:
     def model(self, i: int) -> nn.Module:
         """Client i's own model, of its own size, in evaluation mode."""
         bench = self.setting.shop.at(self.main.widths[i])
-        put(bench, self.state.deployed[i], self.setting.clients[i])
+        with one_thread():
+            put(bench, self.state.deployed[i], self.setting.clients[i])
         return copy.deepcopy(bench.module).eval()
 
 
@@ -88,9 +91,7 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
     check(config)
     folder = files.place(config.out, run_name(config), resume=config.resume)
     setting = prepare(config)
-    if on_start:
-        on_start(setting)
-    return _execute(setting, _opened(folder, setting.config), on_epoch)
+    return _execute(setting, _opened(folder, setting.config), on_epoch, on_start)
 
 
 def fit(
@@ -134,9 +135,12 @@ def sweep(
     folder = files.place(config.out, run_name(config), resume=config.resume)
     results = []
     for seed in config.seeds:
-        one = config.override(seed=seed, seeds=(), out=folder / f"seed-{seed}")
-        results.append(run(one, on_epoch=on_epoch, on_start=on_start if seed == config.seeds[0] else None))
-        files.write(folder / "config.toml", config.override(device=results[0].setting.config.device).to_toml())
+        of_seed = files.place(folder / f"seed-{seed}", "", resume=config.resume)
+        setting = prepare(config.override(seed=seed, seeds=(), out=of_seed))
+        if not results:
+            _opened(folder, config.override(device=setting.config.device))
+        of_seed = _opened(of_seed, setting.config)
+        results.append(_execute(setting, of_seed, on_epoch, None if results else on_start))
     summary = aggregate(results, config)
     files.write_json(folder / "summary.json", summary)
     files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
@@ -180,48 +184,68 @@ def run_name(config: Config) -> str:
 def _opened(folder: Path, config: Config) -> Path:
     """The folder of a run, made, or found with the same configuration in it."""
     known, text = folder / "config.toml", config.to_toml()
-    if known.exists():
-        difference = checkpoint.changed(tomllib.loads(known.read_text(encoding="utf-8")), tomllib.loads(text))
+    if config.resume and known.exists():
+        difference = checkpoint.changed(configuration.read(known), tomllib.loads(text), ignore=("download",))
         if difference:
             raise ValueError(f"{folder} cannot be resumed: {difference}")
+        files.tidy(folder)
     else:
-        files.create(folder)
-        files.write(known, text)
-    (folder / "checkpoint").mkdir(exist_ok=True)
+        files.create(folder, resume=config.resume)
+        try:
+            files.write(known, text)
+        except OSError:
+            folder.rmdir()
+            raise
     return folder
 
 
 # The run
 
 
-def _execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None) -> Result:
+def _execute(
+    setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_start: OnStart | None = None
+) -> Result:
     config, began = setting.config, time.perf_counter()
     kept = None if folder is None else folder / "checkpoint"
-    if folder and setting.profile:
+    saved = {} if kept is None else checkpoints(setting, (config.algorithm, *config.baselines), kept)
+    done = [method for method, each in saved.items() if each.finished]
+    if on_start:
+        on_start(setting)
+    if folder and setting.profile and not saved:
         files.write_csv(folder / "profile.csv", setting.profile)
 
     def show(method: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if folder and method == config.algorithm:
+        if folder and method == config.algorithm and method not in done:
             files.write_csv(folder / "metrics.csv", rows)
         if on_epoch:
             on_epoch(method, rows[-1])
 
     with one_thread():
-        main = train(setting, config.algorithm, steps=budget(config), show=show, folder=kept)
+        before = saved.get(config.algorithm)
+        main = train(setting, config.algorithm, steps=budget(config), show=show, folder=kept, saved=before)
         taken = math.ceil(main.state.work.client_steps / len(setting.clients))
         steps = taken if config.steps is None else config.steps
         result = _result(main, {}, folder)
         for name in config.baselines:
-            _write(result)  # a rival that fails takes nothing with it
-            rival = train(setting, name, steps=steps, show=show, folder=kept)
+            if name not in done:
+                _write(result)  # a rival that fails takes nothing with it
+            rival = train(setting, name, steps=steps, show=show, folder=kept, saved=saved.get(name))
             result = _result(main, {**result.baselines, name: rival}, folder)
+        if folder is None or _complete(result):
+            return result
         _write(result)
         _save_models(result)
+        _write_coverage(result)
     _draw(result)
-    if folder:
-        files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
-        html.write(folder)
+    files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
+    html.write(folder)  # the last file: where it is, all others are
     return result
+
+
+def _complete(result: Result) -> bool:
+    """Whether nothing was trained that is not written yet."""
+    every = (result.main, *result.baselines.values())
+    return all([each.seconds == each.earlier for each in every]) and (result.folder / html.NAME).exists()
 
 
 # What it came to
@@ -229,7 +253,7 @@ def _execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None) ->
 
 def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None) -> Result:
     setting = main.setting
-    found = _method_summary(main, setting)
+    found = _method_summary(main)
     summary = {
         "algorithm": main.method,
         "dataset": setting.dataset,
@@ -238,7 +262,7 @@ def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None
         "epochs": setting.config.epochs,
         "capacity_profile": setting.config.capacity_profile if setting.profile else None,
         **found,
-        "baselines": {name: _method_summary(each, setting) for name, each in baselines.items()},
+        "baselines": {name: _method_summary(each) for name, each in baselines.items()},
     }
     return Result(
         alpha=main.state.alpha,
@@ -271,8 +295,9 @@ def _client_rows(main: Trained, baselines: Mapping[str, Trained]):
         }
 
 
-def _method_summary(trained: Trained, setting: Setting) -> dict[str, Any]:
-    """The figures of one method, as summary.json has them; ``setting`` says which tier a client is of."""
+def _method_summary(trained: Trained) -> dict[str, Any]:
+    """The figures of one method, as summary.json has them."""
+    setting = trained.setting
     found = figures(setting, trained.accuracy, trained.loss)
     accuracies = by_tier(setting, trained.accuracy)
     tiers = {}
@@ -281,7 +306,7 @@ def _method_summary(trained: Trained, setting: Setting) -> dict[str, Any]:
         tiers[tier] = {
             "clients": len(members),
             "width": setting.clients[members[0]].width,
-            "params": trained.setting.num_params(trained.widths[members[0]]),
+            "params": setting.num_params(trained.widths[members[0]]),
             "accuracy": accuracies[tier],
         }
     return {
@@ -318,25 +343,28 @@ def _write(result: Result) -> None:
         files.write_csv(folder / "baselines.csv", rivals)
     if result.alpha is not None:
         files.write_alpha(folder, result.alpha.cpu().numpy())
-    setting, config = result.setting, result.setting.config
-    if setting.parts.scalable is not None and result.alpha is not None:
-        rounds = config.warmup_rounds + (config.epochs if config.algorithm == "perm" else 0)
-        blocks = coverage(
-            setting.parts,
-            setting.start,
-            setting.clients,
-            setting.tiers,
-            config.extraction,
-            seed=config.seed,
-            rounds=rounds,
-        )
-        files.write_csv(folder / "coverage.csv", list(blocks))
+
+
+def _write_coverage(result: Result) -> None:
+    """Nothing; coverage.csv says how often each block of the global model was trained, if clients trained parts."""
+    setting, main = result.setting, result.main
+    config, (make, _) = setting.config, ALGORITHMS[main.method]
+    if result.alpha is not None:
+        rounds, extraction = config.warmup_rounds + config.epochs * (main.method == "perm"), config.extraction
+    else:
+        how = getattr(make, "keywords", {})  # ordered dropout draws widths step by step
+        rounds, extraction = main.state.work.rounds, None if how.get("ordered") else how.get("extraction")
+        rounds -= main.history[-1]["finished"]  # the fine-tuning
+    if setting.parts.scalable is None or extraction is None:
+        return
+    blocks = coverage(
+        setting.parts, setting.start, setting.clients, setting.tiers, extraction, seed=config.seed, rounds=rounds
+    )
+    files.write_csv(result.folder / "coverage.csv", list(blocks))
 
 
 def _save_models(result: Result) -> None:
     """Nothing; every client's own model is in models/, with what it takes to load it."""
-    if result.folder is None:
-        return
     setting = result.setting
     for i, row in enumerate(result.clients):
         width = result.main.widths[i]
@@ -344,7 +372,7 @@ def _save_models(result: Result) -> None:
         manifest = {
             "architecture": setting.architecture,
             "width": width,
-            **({} if index is None else saved.channels(index)),
+            **({} if index is None else models.channels(index)),
             "input": list(setting.clients[i].train[0].shape[1:]),
             "alpha": None if result.alpha is None else result.alpha[i].tolist(),
             "algorithm": result.main.method,
@@ -352,14 +380,12 @@ def _save_models(result: Result) -> None:
             "seed": setting.config.seed,
             **{key: row[key] for key in ("tier", "group", "n_train", "accuracy")},
         }
-        saved.save_client(result.folder, i, result.model(i), manifest)
+        models.save_client(result.folder, i, result.model(i), manifest)
 
 
 def _draw(result: Result) -> None:
     """Nothing; the pictures of a run are there."""
     folder = result.folder
-    if folder is None:
-        return
     title = _title(result.summary)
     if result.alpha is not None:
         alpha, tiers = result.alpha.cpu().numpy(), result.setting.tiers
@@ -403,7 +429,7 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
     methods = {result.main.method: result.main, **result.baselines}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
-        "seconds": seconds,
+        "seconds": seconds + sum(each.earlier for each in methods.values()),
         "seconds_by_method": {name: each.seconds for name, each in methods.items()},
         "peak_memory_mb": peak / 2**20,
         "engine": name_of(config.engine, config.workers, result.setting.shop),

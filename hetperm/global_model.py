@@ -67,11 +67,11 @@ def covered_mean(
 
     A client that masks classes has no say in the rows of the classifier that belong to them.
     """
-    order = _by_key(clients)
-    rows = None
-    if parts.heads and all([client.classes is not None for client in clients]):
-        rows = dict.fromkeys(parts.heads, torch.stack([clients[j].classes for j in order]))
-    if rows is None and all([index is None for index in indices]):
+    order, rows = _by_key(clients), {}
+    if all([client.classes is not None for client in clients]):
+        votes = torch.stack([clients[j].classes for j in order])
+        rows = {name: votes for name in parts.heads if name in w}  # a classifier that is not trained is not averaged
+    if not rows and all([index is None for index in indices]):
         return mean_model(models, clients)
     return parts.mean(w, [models[j] for j in order], [indices[j] for j in order], rows)
 

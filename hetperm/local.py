@@ -27,6 +27,7 @@ class Workbench:
 
     Attributes:
         classes: (num_classes,) bool, the classes that the present host knows of; None: all.
+        norms: whether some layer normalises over the batch.
         shop: where benches of other widths are, for updates that train narrower models beside this one.
     """
 
@@ -37,7 +38,7 @@ class Workbench:
         self.classes: Tensor | None = None
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         self.slots = [p for p in module.parameters() if p.requires_grad]
-        self._norms = has_batch_norm(module)
+        self.norms = has_batch_norm(module)
         self._data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
 
     def at(self, width: float) -> "Workbench":
@@ -60,7 +61,7 @@ class Workbench:
 
     def outputs(self, x: Tensor) -> Tensor:
         """What the model on the bench says, with the logits of classes that the host does not know masked."""
-        if not self._norms:
+        if not self.norms:
             return masked(self.module(x), self.classes)
         with batch_statistics(self.module):
             return masked(self.module(x), self.classes)
@@ -182,10 +183,9 @@ def distil_update(
     """
     x, y = shard
     bench.load(params)
-    for batch in batches(len(x), batch_size, steps, generator):
+    for batch, width in _batches_and_widths(len(x), batch_size, steps, widths, generator):
         outputs = bench.outputs(x[batch])
         gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
-        width = widths[int(torch.randint(len(widths), (), generator=generator))]
         pupil, index = _narrower(bench, width)
         target = outputs.detach().log_softmax(1)
         said = pupil.outputs(x[batch]).log_softmax(1)
@@ -213,14 +213,21 @@ def ordered_update(
     """
     x, y = shard
     bench.load(params)
-    for batch in batches(len(x), batch_size, steps, generator):
-        width = widths[int(torch.randint(len(widths), (), generator=generator))]
+    for batch, width in _batches_and_widths(len(x), batch_size, steps, widths, generator):
         if width >= bench.width:
             bench.descend(bench.gradient(x[batch], y[batch]), lr)
         else:
             part, index = _narrower(bench, width)
             _descend_part(bench, index, part.gradient(x[batch], y[batch]), lr)
     return bench.take()
+
+
+def _batches_and_widths(
+    n: int, batch_size: int, steps: int, widths: Sequence[float], generator: torch.Generator
+) -> Iterator[tuple[Tensor, float]]:
+    """(batch, width) of every step; widths are drawn after all batches, which so are those of plain SGD."""
+    for batch in list(batches(n, batch_size, steps, generator)):
+        yield batch, widths[int(torch.randint(len(widths), (), generator=generator))]
 
 
 def _narrower(bench: Workbench, width: float) -> tuple[Workbench, IndexSet]:
@@ -253,10 +260,14 @@ def full_gradient(
 def micro_gradients(
     bench: Workbench, params: Mapping[str, Tensor], shard: Shard, *, parts: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """(m, d) gradients of m = min(parts, n) random micro-batches that make up the whole shard, and their sizes (m,)."""
+    """(m, d) gradients of m = min(parts, n) random micro-batches that make up the whole shard, and their sizes (m,).
+
+    A batch norm needs two samples in each: m = min(parts, n // 2).
+    """
     bench.load(params)
     x, y = shard
-    pieces = torch.randperm(len(x), generator=generator).tensor_split(min(parts, len(x)))
+    m = min(parts, max(1, len(x) // (2 if bench.norms else 1)))
+    pieces = torch.randperm(len(x), generator=generator).tensor_split(m)
     gradients = torch.stack([flat(bench.gradient(x[piece], y[piece])) for piece in pieces])
     return gradients, torch.tensor([len(piece) for piece in pieces])
 

@@ -140,14 +140,16 @@ class Parts:
         return {name: torch.where(weight[name] > 0, total[name] / weight[name], x) for name, x in models[i].items()}
 
     def fresh(self, width: float, start: Params, *, seed: int) -> Params:
-        """A new model of a width for somebody who trains alone: ``start`` itself if the width is 1.
+        """A new model of a width for somebody who trains alone: ``start`` itself if that is all of it.
 
         Layers that can be reset draw weights that suit their own size, as those of a wide layer are too small for a
-        narrow one; what cannot be reset is cut out of the global model.
+        narrow one; what cannot be reset is cut out of ``start``.
         """
-        if self.scalable is None or width >= 1:
+        index = self.index(width)
+        if index is None:
             return start
-        module = self.scalable.extract(width).module
+        module = self.scalable.cut(index).module
+        module.load_state_dict(self.cut(start, index), strict=False)  # what lies in the global module is anybody's
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(seed, "fresh", *self.scalable.axis_map.counts(width)))
             for part in module.modules():
@@ -161,10 +163,14 @@ class Parts:
             return sum(p.numel() for p in module.parameters())
         return self.scalable.axis_map.num_params(self.scalable.axis_map.counts(width))
 
-    def vc(self, widths: Sequence[float]) -> Tensor:
-        """(N,) the VC dimension of the architecture of each width."""
+    def vc(self, widths: Sequence[float]) -> Tensor | None:
+        """(N,) the VC dimension of the architecture of each width; None if they are all the same."""
+        if self.scalable is None:
+            return None
         layers = complexity.num_layers(self.scalable.model)
         sizes = [self.num_params(width, self.scalable.model) for width in widths]
+        if len(set(sizes)) == 1:
+            return None
         return torch.tensor([complexity.vc(size, layers) for size in sizes], dtype=torch.float64)
 
     def positions(self, params: Params, index: IndexSet | None) -> Tensor | None:
@@ -228,7 +234,7 @@ def coverage(
     of them that no client of the tier ever trained; the tier "all" counts everybody.
     """
     counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in (*dict.fromkeys(tiers), "all")}
-    repeats = 1 if extraction == "static" else rounds  # static parts are the same in every round
+    repeats = min(1, rounds) if extraction == "static" else rounds  # static parts are the same in every round
     for r in range(repeats):
         for client, tier in zip(clients, tiers, strict=True):
             index = parts.index(client.width, extraction, seed=seed, round=r, key=client.key)
@@ -245,7 +251,7 @@ def coverage(
             yield {
                 "block": name,
                 "tier": tier,
-                "times": float(count.mean()) / repeats,
+                "times": float(count.mean()) / max(1, repeats),
                 "never": float((count == 0).float().mean()),
                 "rounds": rounds,
             }

@@ -19,6 +19,7 @@ from hetperm.local import Loss, Params, Workshop
 from hetperm.partial import Parts, classifier
 from hetperm.randomness import seed_for
 from submodels import ScalableModel, zoo
+from submodels.cost import count
 from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def prepare(config: Config) -> Setting:
         tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
     )
     cut = any([tiers.tiers[k].width < 1 for k in assigned]) or config.widths_from == "budget"
-    scalable = _scalable(model, problem.clients[0]) if cut else None
+    scalable = _scalable(model, problem.clients[0], config) if cut else None
     if config.widths_from == "budget":
         tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
@@ -125,10 +126,12 @@ def prepare(config: Config) -> Setting:
     if untrained:
         log.warning("%s", untrained)
     setting = _setting(model, scalable, clients, config, loss=None, metric=None, dataset=problem.name)
+    size = config.batch_size
+    whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
     return replace(
         setting,
         tiers=tuple(tiers.tiers[k].name for k in assigned),
-        profile=tuple(profile.table(tiers, assigned, scalable, batch_size=config.batch_size)),
+        profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
     )
 
@@ -138,7 +141,7 @@ def own(
 ) -> Setting:
     """The setting of a run with a user's own model and shards; a tier is a width."""
     kind, model = type(model), _placed(copy.deepcopy(model), config)
-    scalable = _scalable(model, clients[0]) if any([client.width < 1 for client in clients]) else None
+    scalable = _scalable(model, clients[0], config) if any([client.width < 1 for client in clients]) else None
     setting = _setting(model, scalable, clients, config, loss=loss, metric=metric, dataset=OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
 
@@ -180,13 +183,18 @@ def _placed(model: nn.Module, config: Config) -> nn.Module:
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 
-def _scalable(model: nn.Module, client: Client) -> ScalableModel:
-    example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
-    example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+def _scalable(model: nn.Module, client: Client, config: Config) -> ScalableModel:
     try:
-        return ScalableModel(model, example)
+        return ScalableModel(model, _example(model, client))
     except ValueError as error:
-        raise ValueError(f"{error}; a model that cannot be cut needs --capacity-profile homogeneous") from error
+        flags = "--capacity-profile homogeneous" + " --widths-from profile" * (config.widths_from == "budget")
+        raise ValueError(f"{error}; a model that cannot be cut needs {flags}") from error
+
+
+def _example(model: nn.Module, client: Client) -> Tensor:
+    """A batch of one, as the model takes it."""
+    example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
+    return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
 
 
 def _setting(

@@ -1,5 +1,6 @@
 """One method from beginning to end: its epochs, what its models are worth after each, and where to go on from."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,23 +32,21 @@ class Trained:
     """What one method came to.
 
     Attributes:
-        setting: that of the run, or of models of one size.
+        widths: (N,) of the clients' own models.
         history: one row per epoch.
         accuracy, loss: of each client's model on its test data; nan for a client that has none.
+        seconds: it took; `earlier`: those of them that passed before the run was resumed.
     """
 
     method: str
     setting: Setting
+    widths: tuple[float, ...]
     state: State
     history: tuple[Mapping[str, Any], ...]
     accuracy: tuple[float, ...]
     loss: tuple[float, ...]
     seconds: float
-
-    @property
-    def widths(self) -> list[float]:
-        """(N,) the width of every client's model."""
-        return model_widths(self.setting, self.method)
+    earlier: float
 
 
 def budget(config: Config) -> int:
@@ -62,28 +61,67 @@ def train(
     steps: int,
     show: Show = lambda method, rows: None,
     folder: Path | None = None,
+    saved: checkpoint.Saved | None = None,
 ) -> Trained:
     """What a method comes to with ``steps`` gradients a client (PERM takes as many as its visits need).
 
     Args:
-        folder: where a checkpoint is kept, and gone on from if there is one; None: nowhere.
+        folder: where a checkpoint is kept; None: nowhere.
+        saved: what `checkpoints` found of the method, to go on from.
     """
-    began = time.perf_counter()
-    setting = setting.one_size() if method in ONE_SIZE else setting
-    kept = None if folder is None else folder / f"{method}.safetensors"
-    saved = checkpoint.load(kept, device=setting.config.device) if kept and kept.exists() else None
+    earlier = 0.0 if saved is None else saved.extra["seconds"]
     try:
         if saved is None or not saved.finished:
-            saved = _epochs(setting, method, steps=steps, show=show, kept=kept, saved=saved)
+            saved = _epochs(setting, method, steps=steps, show=show, folder=folder, saved=saved, earlier=earlier)
         else:
             show(method, saved.history)
     except NotFinite as error:
         raise NotFinite(f"{method}: {error}") from error
     except RuntimeError as error:
         raise RuntimeError(f"{method}: {error}") from error
-    scores = (tuple(saved.extra[name]) for name in ("accuracy", "loss"))
-    seconds = time.perf_counter() - began
-    return Trained(method, setting, saved.state, tuple(saved.history), *scores, seconds=seconds)
+    return Trained(
+        method,
+        setting,
+        tuple(model_widths(setting, method)),
+        saved.state,
+        tuple(saved.history),
+        accuracy=tuple(saved.extra["accuracy"]),
+        loss=tuple(saved.extra["loss"]),
+        seconds=saved.extra["seconds"],
+        earlier=earlier,
+    )
+
+
+def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[str, checkpoint.Saved]:
+    """method -> where it stopped, of those that have a checkpoint; an error if one is damaged or of another run."""
+    found = {}
+    for method in methods:
+        path = _file(folder, method)
+        if path.exists():
+            found[method] = checkpoint.load(path, device=setting.config.device)
+            if found[method].extra["setting"] != _fingerprint(setting):
+                raise ValueError(
+                    f"{path} is of a run with other clients, labels or another model; bring those back to go on with "
+                    "it, or start another with --out"
+                )
+    return found
+
+
+def _file(folder: Path, method: str) -> Path:
+    return folder / f"{method}.safetensors"
+
+
+def _fingerprint(setting: Setting) -> str:
+    """The same for two settings only if a run that began in one can go on in the other.
+
+    Parameters count by shape and inputs not at all: their last bits may depend on the machine.
+    """
+    total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
+    for client in setting.clients:
+        x, y = client.train
+        total.update(repr((client.key, client.width, tuple(x.shape), y.dtype)).encode())
+        total.update(y.detach().cpu().numpy().tobytes())
+    return total.hexdigest()
 
 
 def _epochs(
@@ -92,43 +130,44 @@ def _epochs(
     *,
     steps: int,
     show: Show,
-    kept: Path | None,
+    folder: Path | None,
     saved: checkpoint.Saved | None,
+    earlier: float,
 ) -> checkpoint.Saved:
     """The last state and the whole history, from the beginning or from a checkpoint on."""
-    config = setting.config
+    config, began, fingerprint = setting.config, time.perf_counter() - earlier, _fingerprint(setting)
     make, _ = ALGORITHMS[method]
     options = options_for(method, config, steps=steps)
-    sized = {} if method in ONE_SIZE else {"parts": setting.parts}
-    with engine_for(config.engine, config.workers, setting.clients, setting.shop) as engine:
-        begin, epoch, finish = make(setting.clients, engine, setting.start, options, **sized)
-        state, rows = (begin(), []) if saved is None else (saved.state, list(saved.history))
-        if saved is None:
-            _keep(kept, state, rows)
+    sized, arguments = (setting.one_size(), {}) if method in ONE_SIZE else (setting, {"parts": setting.parts})
+
+    def keep(state: State, rows: Sequence[Mapping[str, Any]], **more: Any) -> checkpoint.Saved:
+        extra = {"setting": fingerprint, "seconds": time.perf_counter() - began, **more}
+        now = checkpoint.Saved(state, tuple(rows), finished=bool(more), extra=extra)
+        if folder is not None:
+            checkpoint.save(_file(folder, method), now.state, now.history, finished=now.finished, extra=now.extra)
+        return now
+
+    with engine_for(config.engine, config.workers, sized.clients, sized.shop) as engine:
+        begin, epoch, finish = make(sized.clients, engine, sized.start, options, **arguments)
+        saved = keep(begin(), []) if saved is None else saved
+        state, rows = saved.state, list(saved.history)
         for r in range(state.r + 1, config.epochs + 1):
             before, state = state, epoch(state)
             last = r == config.epochs
             done = finish(state) if last or (config.eval_finished and r % config.eval_finished == 0) else state
             evaluated = last or r % config.eval_every == 0 or done is not state
-            row, scores = _row(setting, method, done, r, evaluated=evaluated)
+            row, (accuracies, losses) = _row(setting, method, done, r, evaluated=evaluated)
             row["finished"] = int(done is not state)
             rows.append(row | _visits(config, before, state))
-            if not last:
-                _keep(kept, state, rows)
+            saved = keep(done, rows, accuracy=list(accuracies), loss=list(losses)) if last else keep(state, rows)
             show(method, rows)
-    extra = {name: list(found) for name, found in zip(("accuracy", "loss"), scores, strict=True)}
-    _keep(kept, done, rows, finished=True, extra=extra)
-    return checkpoint.Saved(done, tuple(rows), True, extra)
-
-
-def _keep(kept: Path | None, state: State, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
-    if kept is not None:
-        checkpoint.save(kept, state, rows, **{"finished": False, **more})
+    return saved
 
 
 def model_widths(setting: Setting, method: str) -> list[float]:
     """(N,) the width of every client's personal model under a method."""
-    return own_widths(setting.clients, setting.config.personal_width if method.startswith("perm") else "own")
+    personal = setting.config.personal_width if method.startswith("perm") else "own"
+    return own_widths(setting.clients, "smallest" if method in ONE_SIZE else personal)
 
 
 # What models are worth

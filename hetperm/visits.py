@@ -18,6 +18,7 @@ from hetperm.local import Params, distil_update, sgd_update
 from hetperm.partial import WHOLE, Parts, own_widths
 from hetperm.randomness import generator_for, seed_for
 from hetperm.state import State, Work, distance, mixed, num_bytes
+from submodels import IndexSet
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,16 @@ def personal_epoch(
     own = own_widths(clients) if widths is None else widths
     lr = step_sizes(state.alpha, personal_lr, step_rule)
     here = present(clients, participation, seed=seed, r=state.r)
-    narrower = sorted({client.width for client in clients})
+    pupils = {width: [p for p in sorted({c.width for c in clients}) if parts.nested(width, p)] for width in set(own)}
+
+    def task(i: int, j: int, index: IndexSet | None) -> Task:
+        how = {"steps": local_steps, "batch_size": batch_size, "lr": float(lr[i, j])}
+        update = partial(sgd_update, **how)
+        if inplace_kd and index is None and pupils[own[i]]:
+            update = partial(distil_update, widths=pupils[own[i]], weight=inplace_kd, **how)
+        own_seed = seed_for(seed, "visit", state.r, clients[i].key, clients[j].key)
+        return Task(update, parts.cut(v[i], index), host=j, seed=own_seed, width=min(own[i], clients[j].width))
+
     work = Work(rounds=len(rounds))
     for t, visits in enumerate(rounds):
         visits = [(i, j) for i, j in visits if state.alpha[i, j] > 0]
@@ -86,27 +96,13 @@ def personal_epoch(
             visits = [(i, j) for i, j in visits if parts.nested(own[i], clients[j].width) is None]
         away = sum(not here[j] for _, j in visits)
         visits = [(i, j) for i, j in visits if here[j]]
-        at = {"seed": seed, "round": state.r * len(clients) + t}
+        keys = [(clients[i].key, clients[j].key) for i, j in visits]
+        now = {"seed": seed, "round": state.r * len(clients) + t}
         indices = [
-            parts.nested(own[i], clients[j].width, nested, **at, key=(clients[i].key, clients[j].key))
-            for i, j in visits
+            parts.nested(own[i], clients[j].width, nested, key=key, **now)
+            for (i, j), key in zip(visits, keys, strict=True)
         ]
-        tasks = [
-            Task(
-                _update(
-                    steps=local_steps,
-                    batch_size=batch_size,
-                    lr=float(lr[i, j]),
-                    weight=inplace_kd,
-                    widths=[width for width in narrower if width < own[i]] if index is None else [],
-                ),
-                parts.cut(v[i], index),
-                host=j,
-                seed=seed_for(seed, "visit", state.r, clients[i].key, clients[j].key),
-                width=min(own[i], clients[j].width) if index is not None else own[i],
-            )
-            for (i, j), index in zip(visits, indices, strict=True)
-        ]
+        tasks = [task(i, j, index) for (i, j), index in zip(visits, indices, strict=True)]
         places = [f"epoch {state.r}: model {i} at host {j}" for i, j in visits]
         trained = [finite(params, place) for params, place in zip(run_all(engine, tasks, places), places, strict=True)]
         for (i, _), index, params in zip(visits, indices, trained, strict=True):
@@ -116,17 +112,8 @@ def personal_epoch(
         work += Work(visits=len(visits), client_steps=steps, bytes_down=moved, bytes_up=moved, skipped=away)
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
-    if projection is not None:
-        centres = [parts.cut(state.memory["centre"], parts.index(width)) for width in own]
-        v = [project(params, centre, projection) for params, centre in zip(v, centres, strict=True)]
-    return replace(state, v=tuple(v), work=state.work + work)
-
-
-def _update(*, weight: float, widths: Sequence[float], **how: float) -> partial:
-    """What a host does: plain SGD, or with distillation if it is asked for and there is a narrower width to teach."""
-    if weight and widths:
-        return partial(distil_update, weight=weight, widths=widths, **how)
-    return partial(sgd_update, **how)
+    state = replace(state, v=tuple(v), work=state.work + work)
+    return state if projection is None else projected(state, parts, own, projection)
 
 
 def mixed_by_alpha(state: State, clients: Sequence[Client], parts: Parts, widths: Sequence[float]) -> State:
@@ -158,6 +145,13 @@ def finite(params: Params, where: str) -> Params:
                 f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
             )
     return params
+
+
+def projected(state: State, parts: Parts, widths: Sequence[float], radius: float) -> State:
+    """The state with personal models in a ball about where they began (P_W)."""
+    centres = [parts.cut(state.memory["centre"], parts.index(width)) for width in widths]
+    v = tuple(project(params, centre, radius) for params, centre in zip(state.v, centres, strict=True))
+    return replace(state, v=v)
 
 
 def project(params: Params, centre: Params, radius: float) -> Params:

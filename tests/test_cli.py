@@ -13,7 +13,8 @@ import pytest
 
 from hetperm import cli
 from hetperm.config import ALGORITHMS, SHIPPED, Config, load
-from hetperm.reproduce import combinations, grid
+from hetperm.methods import check
+from hetperm.reproduce import EXPERIMENTS, combinations, grid
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1".split()
@@ -55,7 +56,8 @@ WRONG = [
     ("--personal-lr x", "--personal-lr: 'x' is not a number; see --help"),
     ("--epochs", "--epochs: the value is missing; see --help"),
     ("--epochs 0", "epochs is 0; it must be a whole number of at least 1"),
-    ("--schedule rng", "--schedule: 'rng' is not one of 'colour', 'ring'; see --help"),
+    ("--schedule rng", "--schedule: 'rng' is not one of 'colour', 'ring'; did you mean 'ring'?"),
+    ("--schedule x", "--schedule: 'x' is not one of 'colour', 'ring'; see --help"),
     (
         "--regularization 0",
         "regularization is 0.0; it must be 'noise', 'level' or a number above 0, the paper's lambda",
@@ -64,7 +66,11 @@ WRONG = [
     ("--seeds 0 a", "--seeds: '0', 'a' cannot be read; see --help"),
     ("--baselines locl", "unknown algorithm 'locl'; did you mean 'local'?"),
     ("--algorithm prem", "unknown algorithm 'prem'; did you mean 'perm'?"),
-    ("--config nope", "there is no configuration 'nope'; give a TOML file, or one of digits, synthetic"),
+    (
+        "--config nope",
+        "there is no configuration 'nope'; give a TOML file, or one of cifar10, digits, mnist, paper-faithful, "
+        "synthetic",
+    ),
     ("something", "not understood: something; see --help"),
 ]
 
@@ -84,7 +90,7 @@ def test_an_unknown_command_or_experiment_is_one_line_and_status_2(capsys):
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         "error: unknown command 'trian'; did you mean 'train'?",
-        "error: unknown experiment 'synthetc'; known are synthetic",
+        f"error: unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}",
     ]
 
 
@@ -97,7 +103,7 @@ def test_an_experiment_is_named_and_takes_no_other_configuration(capsys):
 # Whole commands
 
 
-@pytest.mark.parametrize("script", ["train.py", "reproduce.py"])
+@pytest.mark.parametrize("script", ["train_hetero.py", "reproduce.py"])
 def test_help_comes_at_once(script):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = command(f"scripts/{script}", "--help")
@@ -108,7 +114,7 @@ def test_help_comes_at_once(script):
 
 
 def test_help_lists_every_field_that_has_a_flag():
-    shown = command("scripts/train.py", "--help").stdout
+    shown = command("scripts/train_hetero.py", "--help").stdout
     flags = [f"--{name.replace('_', '-')}" for name in vars(Config()) if name not in ("model_options", "rivals")]
     assert [flag for flag in flags if not re.search(rf"{flag}[ ,]", shown)] == []
 
@@ -116,32 +122,41 @@ def test_help_lists_every_field_that_has_a_flag():
 @pytest.mark.slow
 def test_training_writes_a_folder_and_prints_a_table(tmp_path):
     out = tmp_path / "run"
-    done = command("scripts/train.py", "--config", "synthetic", *TINY, "--out", str(out), "--baselines", "local")
+    done = command("scripts/train_hetero.py", *TINY, "--out", str(out), "--baselines", "local")
     assert done.returncode == 0, done.stderr
     for word in ("perm", "local", "same-group mass", "visits in", "rounds an epoch", f"written to {out}"):
         assert word in done.stdout
+    for word in ("digits label-shift:2; zoo:mlp with 55,210 parameters", "capacity profile mobile", "accuracy by tier"):
+        assert word in done.stdout
+    assert "tier flagship of profile mobile has none of the 4 clients" in done.stderr
     assert json.loads((out / "summary.json").read_text())["baselines"].keys() == {"local"}
 
     again = command("-m", "hetperm", "train", "--config", str(out / "config.toml"), "--out", str(out), "--quiet")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-    assert again.stderr == f"error: {out} exists; name another folder with --out, or remove it\n"
+    assert again.stderr == f"error: {out} exists; name another folder with --out, or go on with that run by --resume\n"
 
     other = tmp_path / "again"
     again = command("-m", "hetperm", "train", "--config", str(out / "config.toml"), "--out", str(other), "--quiet")
-    assert (again.returncode, again.stderr) == (0, "")
-    for name in ("summary.json", "alpha.npy", "metrics.csv", "clients.csv", "config.toml", "alpha.png", "accuracy.png"):
-        assert (other / name).read_bytes() == (out / name).read_bytes(), name
+    assert (again.returncode, again.stderr.count("\n")) == (0, 3)  # tiers without clients, and what nobody trains
+    names = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(other) for path in other.rglob("*") if path.is_file())
+    timed = [path for path in names if path.name == "timing.json" or path.parent.name == "checkpoint"]
+    assert {"timing.json", "perm.safetensors", "local.safetensors"} == {path.name for path in timed}
+    for path in set(names) - set(timed):
+        assert (other / path).read_bytes() == (out / path).read_bytes(), path
 
 
 @pytest.mark.slow
 def test_numbers_that_go_non_finite_stop_a_run_with_one_line(tmp_path):
     out = tmp_path / "run"
-    done = command("scripts/train.py", *TINY, "--out", str(out), "--personal-lr", "1e9", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    profile = ["--capacity-profile", "homogeneous"]
+    done = command("scripts/train_hetero.py", *TINY, *profile, "--out", str(out), "--personal-lr", "1e9", "--quiet")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: perm: epoch 0: model ")
     assert "at host" in done.stderr
     assert load(out / "config.toml").personal_lr == 1e9
-    assert sorted(path.name for path in out.iterdir()) == ["config.toml"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint", "config.toml", "profile.csv"]
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["perm.safetensors"]
 
 
 @pytest.mark.slow
@@ -152,20 +167,26 @@ def test_the_paper_experiment_is_reproduced_with_figure_and_tables(tmp_path):
     assert (out / "figure.png").stat().st_size > 10_000
     text = (out / "table.md").read_text()
     assert text.startswith("`python scripts/reproduce.py synthetic --num-clients 4")
-    for method in ALGORITHMS:
+    for method in EXPERIMENTS["synthetic"]:
         assert f"| {method} | 0." in text
     assert (out / "table.csv").read_text().startswith("method,accuracy,accuracy_spread,")
     assert (out / "seed-1" / "summary.json").is_file()
 
 
-def grid_sizes() -> dict[str, int]:
-    return {method: len(list(combinations(table))) for method, table in grid(SHIPPED / "tuning/synthetic.toml").items()}
+def grid_sizes(experiment: str) -> dict[str, int]:
+    tables = grid(SHIPPED / "tuning" / f"{experiment}.toml")
+    return {method: len(list(combinations(table))) for method, table in tables.items()}
 
 
-def test_the_grid_is_as_large_for_every_method():
-    sizes = grid_sizes()
-    assert tuple(sizes) == ALGORITHMS
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_has_a_configuration_and_a_grid_as_large_for_every_method(experiment):
+    sizes = grid_sizes(experiment)
+    assert set(EXPERIMENTS[experiment]) <= set(ALGORITHMS)
+    assert set(sizes) == set(EXPERIMENTS[experiment])
     assert len(set(sizes.values())) == 1
+    for method, table in grid(SHIPPED / "tuning" / f"{experiment}.toml").items():
+        for choice in combinations(table):
+            check(load(experiment).override(rivals={method: choice}))
 
 
 @pytest.mark.slow
@@ -178,4 +199,4 @@ def test_tuning_looks_at_validation_data_only_and_writes_what_it_chose(tmp_path)
     assert chosen.keys() == {"local", "ifca"}
     assert chosen["ifca"].keys() == {"lr", "clusters"}
     rows = (out / "tuning.csv").read_text().splitlines()
-    assert len(rows) == 1 + sum(grid_sizes()[method] for method in ("perm", "local", "ifca"))
+    assert len(rows) == 1 + sum(grid_sizes("synthetic")[method] for method in ("perm", "local", "ifca"))

@@ -124,3 +124,8 @@ def test_data_move_to_the_precision_of_the_model():
 def test_nothing_to_evaluate_on_is_an_error(nothing):
     with pytest.raises(ValueError, match="there is no data to evaluate on"):
         evaluate(Sum(), nothing, loss=F.cross_entropy, metric=accuracy)
+
+
+def test_a_metric_that_is_no_mean_is_refused_with_its_shape():
+    with pytest.raises(ValueError, match=r"the metric of a batch has shape \(5,\) and must be one number"):
+        evaluate(Sum(), (X, Y), loss=F.cross_entropy, metric=lambda logits, y: logits.argmax(1) == y)

@@ -398,8 +398,9 @@ def test_fine_tuning_that_goes_astray_says_where():
     [
         ("perfedavg-fo", {"variant": "fo"}, "unknown variant 'fo' of perfedavg; use 'first-order' or 'hessian-free'"),
         ("apfl", {"mix": 1.5}, r"mix 1.5 is outside \[0, 1\]"),
-        ("fedavg", {"local_steps": 0}, "a round without steps teaches nothing; local_steps and inner_steps must be"),
-        ("pfedme", {"inner_steps": 0}, "a round without steps teaches nothing; local_steps and inner_steps must be"),
+        ("perfedavg-hf", {"difference": 0.0}, "difference 0 of perfedavg must be above 0, such as 0.001"),
+        ("fedavg", {"local_steps": 0}, "a round without steps teaches nothing; local_steps must be at least 1"),
+        ("pfedme", {"inner_steps": 0}, "0 inner_steps: pfedme needs at least 1"),
         ("ifca", {"clusters": 0}, "0 clusters: ifca needs at least 1"),
     ],
 )

@@ -25,6 +25,10 @@ class Options(RivalOptions):
     mix: float
     adaptive: bool
 
+    def __post_init__(self):
+        if not 0 <= self.mix <= 1:
+            raise ValueError(f"mix {self.mix} is outside [0, 1]; it is the weight of a client's own model in apfl")
+
 
 def apfl(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
     r"""APFL: FedAvg for w, and beside it a model :math:`u_i` of each client's own, trained as part of the mixture.
@@ -37,8 +41,6 @@ def apfl(clients: Sequence[Client], engine, start: Params, options: Options) -> 
     home, in `State.memory` as ``"own i"`` and ``"mix"``. Personal models: :math:`a_i u_i + (1 - a_i) w`, with
     the averaged w. A local step costs 2 gradients.
     """
-    if not 0 <= options.mix <= 1:
-        raise ValueError(f"mix {options.mix} is outside [0, 1]; it is the weight of a client's own model in apfl")
     N = len(clients)
     cost = 2 * options.local_steps
 

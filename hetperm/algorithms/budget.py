@@ -53,7 +53,7 @@ def budgeted(
     """
     epochs, steps = options.epochs, options.steps - spare
     if cost < 1:
-        raise ValueError("a round without steps teaches nothing; local_steps and inner_steps must be at least 1")
+        raise ValueError("a round without steps teaches nothing; local_steps must be at least 1")
     if cost > steps:
         raise ValueError(f"a budget of {steps} steps a client pays for no round, which takes {cost}; raise steps")
     total = steps // cost

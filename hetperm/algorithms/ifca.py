@@ -28,6 +28,10 @@ class Options(RivalOptions):
 
     clusters: int
 
+    def __post_init__(self):
+        if self.clusters < 1:
+            raise ValueError(f"{self.clusters} clusters: ifca needs at least 1")
+
 
 def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
     r"""IFCA with model averaging: clients choose a cluster by its loss, train its model, and it becomes their average.
@@ -42,8 +46,6 @@ def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> 
     random. A step costs one gradient; the losses of the choice are not counted as steps, the models sent for it are
     counted as bytes.
     """
-    if options.clusters < 1:
-        raise ValueError(f"{options.clusters} clusters: ifca needs at least 1")
     N = len(clients)
     update = partial(sgd_update, steps=options.local_steps, batch_size=options.batch_size, lr=options.lr)
 

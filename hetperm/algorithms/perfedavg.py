@@ -29,6 +29,12 @@ class Options(FineTuneOptions):
     variant: str
     difference: float = 1e-3  # the delta of the Hessian-free variant
 
+    def __post_init__(self):
+        if self.variant not in COST:
+            raise ValueError(f"unknown variant {self.variant!r} of perfedavg; use {' or '.join(map(repr, COST))}")
+        if self.difference <= 0:
+            raise ValueError(f"difference {self.difference:g} of perfedavg must be above 0, such as 0.001")
+
 
 def perfedavg(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
     r"""Per-FedAvg: FedAvg on what each client's loss will be after one step of its own.
@@ -40,8 +46,6 @@ def perfedavg(clients: Sequence[Client], engine, start: Params, options: Options
     adapts w, or its tail average, at each client: `fine_tune_steps` steps of `fine_tune_lr`, part of the budget. The
     authors adapt with one step of :math:`\alpha`. A local step costs 2 gradients, Hessian-free 4.
     """
-    if options.variant not in COST:
-        raise ValueError(f"unknown variant {options.variant!r} of perfedavg; use {' or '.join(map(repr, COST))}")
     cost = COST[options.variant] * options.local_steps
     update = partial(
         meta_update,

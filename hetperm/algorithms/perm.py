@@ -9,16 +9,17 @@ from functools import partial
 
 import torch
 
+from hetperm import mixing
 from hetperm.algorithms.base import Algorithm
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
-from hetperm.estimate import mixing_weights
+from hetperm.estimate import reported
 from hetperm.global_model import gradient_step, local_sgd_round, subtract, unflatten
 from hetperm.local import Params, full_gradient
 from hetperm.partial import WHOLE, Parts, own_widths
 from hetperm.randomness import generator_for
 from hetperm.state import State, Work, num_bytes, tail_begins
-from hetperm.visits import finite, mixed_by_alpha, personal_epoch, rounds_of
+from hetperm.visits import finite, mixed_by_alpha, personal_epoch, projected, rounds_of
 
 
 @dataclass(frozen=True)
@@ -112,20 +113,27 @@ def _begin(clients: Sequence[Client], engine, start: Params, options: Options, p
 
 
 def _with_weights(state: State, clients: Sequence[Client], engine, options: Options, parts: Parts) -> State:
-    alpha, work = mixing_weights(
+    """The state with mixing weights from the gradients of all clients at w."""
+    zeta, q, n, work = reported(
         state.w,
         clients,
         engine,
         seed=options.seed,
         r=state.r,
-        regularization=options.regularization,
         noise_batches=options.noise_batches,
-        alpha_steps=options.alpha_steps,
         sketch=options.sketch,
         parts=parts,
         compare=options.discrepancy,
         extraction=options.extraction,
+    )
+    alpha = mixing.weights(
+        zeta,
+        q,
+        n,
+        regularization=options.regularization,
+        vc=parts.vc(own_widths(clients, options.personal_width)),
         vc_weight=options.vc_weight,
+        alpha_steps=options.alpha_steps,
     )
     return replace(state, alpha=alpha, work=state.work + work)
 
@@ -158,20 +166,21 @@ def _visits(state: State, clients: Sequence[Client], engine, options: Options, p
 
 
 def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, state: State) -> State:
-    r"""The paper's last step, if asked for: :math:`\hat v_i = v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i)`.
+    r"""The paper's last step, if asked for: :math:`\hat v_i = P_W(v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i))`.
 
     A host that is smaller than the model has a gradient of the part that it can hold, and none of the rest.
     """
     if options.final_lr is None:
         return state
+    widths = own_widths(clients, options.personal_width)
     v, work = [], Work()
-    for i, (params, own) in enumerate(zip(state.deployed, own_widths(clients, options.personal_width), strict=True)):
-        hosts = state.alpha[i].nonzero().flatten().tolist()
+    for i, (params, own) in enumerate(zip(state.deployed, widths, strict=True)):
+        hosts = sorted(state.alpha[i].nonzero().flatten().tolist(), key=lambda j: clients[j].key)
         indices = [parts.nested(own, clients[j].width) for j in hosts]
         held = [parts.cut(params, index) for index in indices]
         tasks = [
-            Task(full_gradient, part, host=j, seed=0, width=own if index is None else clients[j].width)
-            for part, index, j in zip(held, indices, hosts, strict=True)
+            Task(full_gradient, part, host=j, seed=0, width=min(own, clients[j].width))
+            for part, j in zip(held, hosts, strict=True)
         ]
         gradients = run_all(engine, tasks, [f"final step: model {i} at host {j}" for j in hosts])
         mixture = {name: torch.zeros_like(x) for name, x in params.items()}
@@ -180,4 +189,5 @@ def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, s
         v.append(finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
         moved = sum(num_bytes(part) for part in held)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
-    return replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
+    state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
+    return state if options.projection is None else projected(state, parts, widths, options.projection)

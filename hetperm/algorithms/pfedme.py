@@ -27,6 +27,10 @@ class Options(RivalOptions):
     inner_lr: float
     server_step: float
 
+    def __post_init__(self):
+        if self.inner_steps < 1:
+            raise ValueError(f"{self.inner_steps} inner_steps: pfedme needs at least 1")
+
 
 def pfedme(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
     r"""pFedMe: FedAvg on the Moreau envelopes of the clients' losses.

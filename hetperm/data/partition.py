@@ -92,7 +92,9 @@ def divide(
             f"images and the training pool holds {len(y)}; lower samples_per_client or num_clients"
         )
     if num_clients > len(y):
-        raise ValueError(f"{num_clients} clients cannot share the {len(y)} training images there are")
+        raise ValueError(
+            f"{num_clients} clients cannot share the {len(y)} training images there are; lower num_clients"
+        )
     plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
     rng = np.random.default_rng(seed_for(seed, "deal"))
     if plan.mix is None:
@@ -176,7 +178,8 @@ def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple
     else:
         # Of more than num_classes label maps, two would have to agree on some class.
         most = math.inf if name == "rotation" else num_classes
-        value, allowed = _number(int, text), f"a whole number from 1{'' if most == math.inf else f' to {most}'}"
+        value = _number(int, text)
+        allowed = "a whole number of at least 1" if most == math.inf else f"a whole number from 1 to {most}"
         good = value is not None and 1 <= value <= most
     if not good:
         upto = f" (there are {num_classes} classes)" if " to " in allowed else ""

@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 from torch import nn
 
 from hetperm.client import Client
-from hetperm.engine.sequential import work_on
+from hetperm.engine.sequential import run_task, work_on
 from hetperm.engine.task import Failure, Task
 from hetperm.local import Workshop
 
@@ -19,13 +20,26 @@ class Threads:
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients = clients
         self._pool = ThreadPoolExecutor(workers)
+        self._alone = False  # one task at a time
         self._shops: SimpleQueue[Workshop] = SimpleQueue()
         for _ in range(workers):
             self._shops.put(shop.copy())
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
-        return list(self._pool.map(self._run, tasks))
+        if not self._alone:
+            before = torch.get_rng_state()
+            outcomes = list(self._pool.map(self._run, tasks))
+            if torch.equal(before, torch.get_rng_state()):
+                return outcomes
+            # The model draws where `draws` cannot see it: tasks disturbed each other, and do so no more.
+            torch.set_rng_state(before)
+            self._alone = True
+        shop = self._shops.get()
+        try:
+            return [run_task(task, self.clients, shop) for task in tasks]
+        finally:
+            self._shops.put(shop)
 
     def _run(self, task: Task) -> Any | Failure:
         shop = self._shops.get()

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +25,7 @@ def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
     if out is not None:
         if not resume and (out.exists() or out.is_symlink()):
             raise FileExistsError(f"{out} exists; name another folder with --out, or go on with that run by --resume")
-        if resume and out.exists() and not (out / "config.toml").exists():
+        if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
         return out
     folder, latest, k = RUNS / name, None, 1
@@ -34,8 +35,14 @@ def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
     return latest if resume and latest else folder
 
 
-def create(folder: Path) -> Path:
-    """The folder, made; an error if somebody made it meanwhile or it cannot be made."""
+def create(folder: Path, *, resume: bool = False) -> Path:
+    """The folder, made; an error if somebody made it meanwhile or it cannot be made.
+
+    With ``resume`` it may be there and hold nothing: a run may have been killed before it wrote anything.
+    """
+    if resume and _blank(folder):
+        tidy(folder)
+        return folder
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -43,6 +50,22 @@ def create(folder: Path) -> Path:
     except OSError as error:
         raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
     return folder
+
+
+def tidy(folder: Path) -> None:
+    """Nothing; what a run that was killed left half-written is gone."""
+    for path in folder.rglob(".*"):
+        if _half_written(path):
+            path.unlink(missing_ok=True)
+
+
+def _blank(folder: Path) -> bool:
+    return folder.is_dir() and all([_half_written(path) for path in folder.iterdir()])
+
+
+def _half_written(path: Path) -> bool:
+    """Whether this is a file under the name that `write` gives it before it is whole."""
+    return re.fullmatch(r"\..+\.\d+", path.name) is not None and path.is_file()
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None:

@@ -74,7 +74,7 @@ def log_chances(out, known):
 
 def loss(model, units, x, y, known):
     chances = log_chances(scores(model, units, x), known)
-    return -sum(chances[s, known.index(int(label))] for s, label in enumerate(y)) / len(y)
+    return -chances[range(len(y)), [known.index(int(label)) for label in y]].mean()
 
 
 def slope(value, model):
@@ -185,6 +185,10 @@ def weights(zeta, q, n, vc, options):
     elif vc is not None:
         extra = perm_maths.complexity_cost(vc, n, q, options.vc_weight)
     cost = [[c + e for c, e in zip(row, extra, strict=True)] for row in cost]
+    if rule == "level":
+        height = sum(q) / N  # half the noise of a distance, above the cheapest
+        rows = [[n[j] * max(height + min(row) - row[j], 0.0) for j in range(N)] for row in cost]
+        return [[a / sum(row) for a in row] for row in rows]
     if options.alpha_steps is not None:
         return [perm_maths.descend(row, n, lam, options.alpha_steps) for row in cost]
     return [perm_maths.solve(row, n, lam) for row in cost]

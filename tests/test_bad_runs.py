@@ -1,0 +1,194 @@
+"""Runs that cannot be: one line with value and remedy, status 2, nothing written; and the smallest runs that can be."""
+
+import pytest
+import torch
+from torch import nn
+
+from hetperm import Client, Config, cli, fit
+from hetperm.config import ALGORITHMS
+from hetperm.methods import check
+from hetperm.visits import NotFinite
+
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --quiet".split()
+ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
+    """flags -> (status, what was said on stderr, names of what was written), in a folder of its own."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def run(words: str) -> tuple[int, str, list[str]]:
+        before = set(folder.rglob("*"))
+        status = cli.guarded(cli.train, [*TINY, *ONE_SIZE, *words.split()])
+        written = sorted(path.name for path in set(folder.rglob("*")) - before)
+        return status, capsys.readouterr().err, written
+
+    return run
+
+
+# Refused before anything is written
+
+WRONG = [
+    ("--dataset digts", "unknown dataset 'digts'; did you mean 'digits'?"),
+    ("--dataset xyz", "unknown dataset 'xyz'; known are "),
+    ("--partition labelshift:2", "unknown partition 'labelshift:2'; did you mean 'label-shift:2'?"),
+    ("--partition xyz", "unknown partition 'xyz'; write one of iid, classes:k"),
+    ("--partition dirichlet:0", "partition 'dirichlet:0': the a of dirichlet:a must be a positive number"),
+    ("--partition classes:11", "the k of classes:k must be a whole number from 1 to 10 (there are 10 classes)"),
+    ("--partition rotation:0", "the g of rotation:g must be a whole number of at least 1"),
+    ("--dataset synthetic --model cnn", "cnn takes images and was given flat feature vectors; use logistic or mlp"),
+    ("--dataset mnist --data-dir x", "mnist is not in x/MNIST/raw; point --data-dir at the folder that holds MNIST"),
+    ("--device abacus", "device 'abacus' is not there; use 'auto' or 'cpu'"),
+    ("--epochs 0", "epochs is 0; it must be a whole number of at least 1"),
+    ("--batch-size 0", "batch_size is 0; it must be a whole number of at least 1"),
+    ("--regularization -1", "regularization is -1.0; it must be 'noise', 'level' or a number above 0"),
+    ("--regularization nan", "regularization is nan; it must be 'noise', 'level' or a number above 0"),
+    ("--final-lr 0.1", "set tail_average to 0 or leave final_lr out"),
+    ("--alpha-steps 3 --regularization level", "leave alpha_steps out, or set regularization to 'noise' or a number"),
+    ("--samples-per-client 99999", "need 399996 training images and the training pool holds 1222; lower samples_per"),
+    ("--validation-share 0.999", "and the training pool holds 1; lower samples_per_client or num_clients"),
+    ("--partition classes:1 --samples-per-client 200", "images of class 1, for all clients that hold them; lower samp"),
+    ("--samples-per-client 1 --model resnet18-cifar", "1 sample cannot train BatchNorm (layer 'bn1'), which needs"),
+    ("--capacity-profile mobil", "there is no capacity profile 'mobil' (did you mean 'mobile'?)"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[words for words, _ in WRONG])
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(words, sentence, train):
+    status, said, written = train(words)
+    assert (status, written) == (2, [])
+    assert said.startswith("error: ")
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--num-clients 5000", "5000 clients cannot share the 1222 training images there are; lower num_clients"),
+        ("--num-clients 1222 --partition class-groups:5", "would hold none; lower num_clients"),
+    ],
+)
+def test_more_clients_than_samples_are_too_many(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.guarded(cli.train, ["--quiet", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert (said[:7], said.count("\n")) == ("error: ", 1)
+    assert sentence in said
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = [
+    ("local_step = 5", "run.toml: unknown key 'local_step'; did you mean 'local_steps'?"),
+    ("not : toml", "run.toml: is not TOML: "),
+    ("[fedavgg]\nlr = 1", "run.toml: unknown table 'fedavgg'; did you mean 'fedavg'?"),
+    ("[fedavg]\nlrr = 1", "[fedavg]: unknown key 'lrr'; did you mean 'lr'?"),
+    ("[fedavg]\nlr = 'fast'", "[fedavg]: lr is 'fast'; it must be a number of at least 0"),
+    ("[pfedme]\nserver_mix = 0.5", "[pfedme]: unknown key 'server_mix'; did you mean 'server_step'?"),
+    ("[apfl]\nmix = 2", "mix 2.0 is outside [0, 1]; it is the weight of a client's own model in apfl"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), FILES, ids=[text.splitlines()[-1] for text, _ in FILES])
+def test_a_file_that_makes_no_sense_is_one_line_and_leaves_nothing(text, sentence, train, tmp_path):
+    (tmp_path / "run.toml").write_text(text)
+    status, said, written = train(f"--config {tmp_path / 'run.toml'}")
+    assert (status, written, said.count("\n")) == (2, [], 1)
+    assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "sentence"),
+    [
+        ("perfedavg", {"variant": "fo"}, "unknown variant 'fo' of perfedavg; use 'first-order' or 'hessian-free'"),
+        ("perfedavg", {"difference": 0}, "difference 0 of perfedavg must be above 0"),
+        ("pfedme", {"inner_steps": 0}, "0 inner_steps: pfedme needs at least 1"),
+        ("ifca", {"clusters": 0}, "0 clusters: ifca needs at least 1"),
+    ],
+)
+def test_what_a_rival_cannot_do_is_known_before_anything_is_trained(method, table, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check(Config(rivals={method: table}))
+
+
+# Folders
+
+
+def test_a_folder_that_exists_or_cannot_be_made_is_named(train, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    for out, sentence in (("file", "exists"), ("full", "exists"), ("file/run", "(Not a directory); name another with")):
+        status, said, written = train(f"--out {tmp_path / out}")
+        assert (status, written, said.count("\n")) == (2, [], 1)
+        assert f"{tmp_path / out} " in said
+        assert sentence in said
+        assert "--out" in said
+    assert not list((tmp_path / "full").iterdir())
+
+
+# Numbers that go non-finite
+
+
+def test_numbers_that_go_non_finite_name_epoch_model_and_host(train):
+    status, said, written = train("--personal-lr 1e6")
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith("error: perm: epoch 0: model 0 at host 0: fc1.weight is not finite; lower the learning rate")
+    assert "config.toml" in written
+    assert "summary.json" not in written
+
+
+def test_a_rival_that_goes_non_finite_names_itself_and_the_client(train):
+    status, said, _ = train("--personal-lr 1e6 --algorithm local")
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith("error: local: round 1: client 0: fc1.weight is not finite; lower the learning rate")
+
+
+# The smallest runs there are
+
+
+def shard(n: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(-1, 1, 3 * n).reshape(n, 3), torch.arange(n) % classes
+
+
+def run(model: nn.Module, sizes, **changes):
+    config = Config(**{"epochs": 4, "local_steps": 2, "warmup_rounds": 1, "baselines": (), **changes})
+    return fit(model, [Client(shard(n), test=shard(4)) for n in sizes], config)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 4), (1, 6, 7)], ids=["one client", "two clients", "one sample"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_method_runs_with_one_client_two_clients_and_a_client_of_one_sample(algorithm, sizes):
+    result = run(nn.Linear(3, 2), sizes, algorithm=algorithm)
+    assert 0 <= result.accuracy <= 1
+    if result.alpha is not None:
+        assert torch.allclose(result.alpha.sum(1), torch.ones(len(sizes), dtype=torch.float64))
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_one_sample_is_too_few_for_batch_norm_and_two_are_enough(tmp_path):
+    with pytest.raises(ValueError, match=r"a client with 1 sample cannot train BatchNorm \(layer '1'\), which needs"):
+        run(batch_norm(), (1, 6), out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+    assert 0 <= run(batch_norm(), (2, 6)).accuracy <= 1
+
+
+def test_clients_without_data_are_refused():
+    with pytest.raises(ValueError, match="there are no clients; give at least one"):
+        run(nn.Linear(3, 2), ())
+    with pytest.raises(ValueError, match="train is empty; a client needs at least one training sample"):
+        run(nn.Linear(3, 2), (5, 0))
+
+
+def test_a_metric_or_loss_of_ones_own_that_is_not_finite_stops_the_run():
+    clients = [Client(shard(5), test=shard(4)), Client(shard(4))]
+    config = Config(epochs=1, warmup_rounds=1, baselines=())
+    with pytest.raises(NotFinite, match=r"perm: after epoch 1: client 0: test loss .*, metric nan"):
+        fit(nn.Linear(3, 2), clients, config, metric=lambda outputs, y: outputs.sum() * torch.nan)
+    with pytest.raises(NotFinite, match="perm: global round 0: client 0: weight is not finite"):
+        fit(nn.Linear(3, 2), clients, config, loss=lambda outputs, y: outputs.sum() * torch.nan)

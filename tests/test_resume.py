@@ -1,0 +1,515 @@
+"""Runs that were stopped, killed or out of disk go on and end as if nothing had happened, byte for byte."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hetperm import Client, Config, cli, experiment, fit, run, training
+from hetperm.config import load
+from hetperm.engine import Sequential
+from hetperm.report import folder as files
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "num_clients": 6,
+    "capacity_profile": "uniform5",
+    "samples_per_client": 30,
+    "model_options": {"hidden": [16, 16]},
+    "epochs": 3,
+    "local_steps": 1,
+    "warmup_rounds": 1,
+    "quiet": True,
+}
+METHODS = ("perm", "local", "heterofl-ft")
+
+
+def tiny(**changes) -> Config:
+    return Config(**TINY | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    """Pictures take most of the time of a tiny run, and others look at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_draw", lambda result: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a run that nothing happened to."""
+    return run(tiny(out=tmp_path_factory.mktemp("whole") / "run")).folder
+
+
+@pytest.fixture
+def copied(whole, tmp_path) -> Path:
+    """A copy of it to do things to."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path -> bytes of every file, leftovers too, but for those that depend on the clock."""
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: raw for name, raw in found.items() if not name.endswith("timing.json") and "checkpoint/" not in name}
+
+
+def touched(folder: Path) -> dict[str, tuple]:
+    """Path -> when it was written, of every file and folder."""
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in [folder, *folder.rglob("*")]}
+
+
+def ended_alike(folder: Path, whole: Path) -> None:
+    """Assert that two folders hold the same, and no file that a killed run left half-written."""
+    found, expected = contents(folder), contents(whole)
+    assert sorted(found) == sorted(expected)
+    assert [name for name in expected if found[name] != expected[name]] == []
+    checkpoints = [sorted(path.name for path in (each / "checkpoint").iterdir()) for each in (folder, whole)]
+    assert checkpoints[0] == checkpoints[1] == sorted(f"{method}.safetensors" for method in METHODS)
+
+
+def train(*words: object) -> int:
+    """The exit status of hetperm train."""
+    return cli.guarded(cli.train, [*map(str, words)])
+
+
+def refusal(capsys, *, begun: bool = False) -> str:
+    """What was said on stderr: one line, and nothing on stdout unless the run had begun."""
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert begun or said.out == ""
+    return said.err.removeprefix("error: ").rstrip("\n")
+
+
+def test_a_whole_run_leaves_what_is_compared_here(whole):
+    names = set(contents(whole))
+    assert {"summary.json", "alpha.npy", "metrics.csv", "clients.csv", "baselines.csv", "config.toml"} <= names
+    assert {f"models/client_00{i}.{kind}" for i in range(6) for kind in ("safetensors", "json")} <= names
+    assert json.loads((whole / "summary.json").read_text())["baselines"].keys() == {"local", "heterofl-ft"}
+    widths = {json.loads((whole / f"models/client_00{i}.json").read_text())["width"] for i in range(6)}
+    assert widths == {1.0, 0.5, 0.25, 0.125, 0.0625}
+
+
+# Stopped
+
+
+class Stop:
+    """An on_epoch that acts like Ctrl-C in the k-th call."""
+
+    def __init__(self, k: int):
+        self.left = k
+
+    def __call__(self, method, row):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("k", [3, 5])
+def test_a_run_stopped_after_an_epoch_ends_alike(k, whole, tmp_path):
+    config = tiny(out=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=Stop(k))
+    assert not (tmp_path / "run" / "models").exists()
+    run(config.override(resume=True))
+    ended_alike(tmp_path / "run", whole)
+
+
+def test_a_run_stopped_after_every_epoch_does_none_twice_and_ends_alike(whole, tmp_path):
+    seen = []
+
+    def stop_at_news(method, row):
+        if (method, row["epoch"]) not in seen:
+            seen.append((method, row["epoch"]))
+            raise KeyboardInterrupt
+
+    config = tiny(out=tmp_path / "run", resume=True)
+    for _ in range(9):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, on_epoch=stop_at_news)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_epochs", None)  # nothing is left to be trained
+        run(config, on_epoch=stop_at_news)
+    assert seen == [(method, r) for method in METHODS for r in (1, 2, 3)]
+    ended_alike(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("k", [0, 2, 15, 40])
+def test_a_run_stopped_within_an_epoch_ends_alike(k, whole, tmp_path, monkeypatch):
+    calls, compute = iter(range(10**6)), Sequential.run
+
+    def stopped(self, tasks):
+        if next(calls) == k:
+            raise KeyboardInterrupt
+        return compute(self, tasks)
+
+    config = tiny(out=tmp_path / "run")
+    monkeypatch.setattr(Sequential, "run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    run(config.override(resume=True))
+    ended_alike(tmp_path / "run", whole)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupted(self, tasks):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sequential, "run", interrupted)
+    assert train("--num-clients", 5, "--capacity-profile", "uniform5", "--quiet", "--out", tmp_path / "run") == 130
+    said = "stopped; the same command with --resume goes on after the last epoch that was finished\n"
+    assert capsys.readouterr().err == said
+
+
+# Killed
+
+KILLED = """
+import json, os, resource, signal, sys
+import sklearn.datasets, torch._dynamo
+from hetperm import Config, experiment, run
+from hetperm.report import folder as files
+
+settings, out, moments, writes = json.loads(sys.argv[1])
+experiment._draw = lambda result: None
+
+def child(name, *, after=None, at_write=None):
+    pid = os.fork()
+    if not pid:
+        replace, left = os.replace, [at_write]
+
+        def counted(*paths):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] = None if left[0] is None else left[0] - 1
+            replace(*paths)
+
+        os.replace = counted
+        if after is not None:
+            signal.setitimer(signal.ITIMER_PROF, after)  # the system ends the process there and then
+        try:
+            run(Config(**settings, out=f"{out}/{name}"))
+        finally:
+            os._exit(0)
+    _, status, used = os.wait4(pid, 0)
+    print(name, os.WTERMSIG(status))
+    return used.ru_utime + used.ru_stime
+
+seconds = child("whole")
+for k, moment in enumerate(moments):
+    child(f"moment-{k}", after=moment * seconds)
+for k in writes:
+    child(f"write-{k}", at_write=k)
+"""
+MOMENTS = [random.Random(0).uniform(0.05, 0.9) for _ in range(5)]
+WRITES = (0, 3, 12, 40)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
+    """Runs that were killed after some seconds of computing, or with a file written and not in place; by what signal.
+
+    All of them are children of one process, which pays once for importing torch.
+    """
+    out = tmp_path_factory.mktemp("killed")
+    arguments = json.dumps([TINY, str(out), MOMENTS, WRITES])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", KILLED, arguments], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return out, {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(5)] + [f"write-{k}" for k in WRITES])
+def test_a_killed_run_ends_alike(name, killed, whole):
+    folder, number = killed[0] / name, killed[1][name]
+    if name.startswith("write"):
+        assert number == signal.SIGKILL
+        assert [path for path in folder.rglob(".*") if path.is_file()], "nothing was left half-written"
+    run(tiny(out=folder, resume=True))
+    ended_alike(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_run_in_another_process_ends_alike(killed, whole):
+    ended_alike(killed[0] / "whole", whole)
+    assert killed[1]["whole"] == 0
+    assert signal.SIGPROF in killed[1].values()  # a child that was quicker than the first may have got through
+
+
+# Resumed with nothing to do, or nothing to resume
+
+
+def test_a_finished_run_is_not_touched_and_says_the_same_again(copied, monkeypatch):
+    before, rows = touched(copied), []
+    for name in ("_epochs", "score"):
+        monkeypatch.setattr(training, name, None)
+    again = run(tiny(out=copied, resume=True), on_epoch=lambda method, row: rows.append((method, row["epoch"])))
+    assert touched(copied) == before
+    assert rows == [(method, 3) for method in METHODS]
+    assert again.summary == json.loads((copied / "summary.json").read_text())
+
+
+def test_seconds_before_and_after_the_interruption_add_up(tmp_path):
+    config, timing = tiny(out=tmp_path / "run"), tmp_path / "run" / "timing.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=Stop(3))
+    first = training.checkpoint.load(tmp_path / "run" / "checkpoint" / "perm.safetensors").extra["seconds"]
+    run(config.override(resume=True))
+    taken = json.loads(timing.read_text())
+    assert taken["seconds_by_method"]["perm"] == first > 0
+    assert taken["seconds"] > sum(taken["seconds_by_method"].values())
+
+
+def test_with_nothing_there_a_resumed_run_starts_afresh(whole, tmp_path):
+    run(tiny(out=tmp_path / "run", resume=True))
+    ended_alike(tmp_path / "run", whole)
+
+
+def test_a_folder_that_a_run_was_killed_in_before_it_wrote_anything_is_taken(whole, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.toml.123").write_text("epo")
+    run(tiny(out=tmp_path / "run", resume=True))
+    ended_alike(tmp_path / "run", whole)
+
+
+def test_a_folder_of_something_else_is_not_taken(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("done")
+    before = touched(tmp_path)
+    assert train("--resume", "--out", tmp_path / "mine") == 2
+    said = f"{tmp_path / 'mine'} exists and holds no run to resume; name another folder with --out"
+    assert (refusal(capsys), touched(tmp_path)) == (said, before)
+
+
+def test_without_a_folder_the_latest_run_of_the_name_is_resumed(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(tiny(resume=True), on_epoch=None).folder == Path("runs/digits-perm")
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(), on_epoch=Stop(2))
+    assert run(tiny(resume=True)).folder == Path("runs/digits-perm-2")
+    ended_alike(tmp_path / "runs" / "digits-perm-2", whole)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-perm", "digits-perm-2"]
+
+
+def test_a_new_run_does_not_go_on_with_one_that_was_begun_meanwhile(whole, tmp_path, monkeypatch):
+    prepare = experiment.prepare
+
+    def slowly(config):
+        shutil.copytree(whole, tmp_path / "run")
+        (tmp_path / "run" / "summary.json").unlink()
+        return prepare(config)
+
+    monkeypatch.setattr(experiment, "prepare", slowly)
+    with pytest.raises(FileExistsError, match="exists; name another folder with --out"):
+        run(tiny(out=tmp_path / "run"))
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+# Changed meanwhile
+
+CHANGES = [
+    ({"epochs": 4}, "epochs was 3 and is now 4"),
+    ({"seed": 1}, "seed was 0 and is now 1"),
+    ({"seeds": (0, 1)}, "seeds was not set and is now [0, 1]"),
+    ({"personal_lr": 0.1}, "personal_lr was 0.2 and is now 0.1"),
+    ({"capacity_profile": "mobile"}, "capacity_profile was 'uniform5' and is now 'mobile'"),
+    ({"baselines": ("local",)}, "baselines was ['local', 'heterofl-ft'] and is now ['local']"),
+    ({"model_options": {"hidden": [16, 8]}}, "model_options.hidden was [16, 16] and is now [16, 8]"),
+    ({"rivals": {"local": {"lr": 0.1}}}, "local.lr was not set and is now 0.1"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
+def test_a_changed_configuration_is_refused_with_the_key(change, sentence, copied, tmp_path, capsys):
+    before, file = touched(copied), tmp_path / "changed.toml"
+    file.write_text(tiny(**change).to_toml())
+    assert train("--config", file, "--resume", "--quiet", "--out", copied) == 2
+    remedy = "set it back to go on with that run, or start another with --out"
+    assert refusal(capsys) == f"{copied} cannot be resumed: {sentence}; {remedy}"
+    assert touched(copied) == before
+
+
+def test_where_to_how_loudly_and_on_how_many_workers_are_no_changes(whole, tmp_path, capsys):
+    file = tmp_path / "tiny.toml"
+    file.write_text(tiny().to_toml())
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(out=tmp_path / "here"), on_epoch=Stop(4))
+    (tmp_path / "here").rename(tmp_path / "there")
+    words = ["--config", file, "--resume", "--workers", 2, "--download", "--device", "cpu", "--out"]
+    assert train(*words, tmp_path / "there") == 0
+    assert f"written to {tmp_path / 'there'}" in capsys.readouterr().out
+    ended_alike(tmp_path / "there", whole)
+
+
+def test_a_profile_that_was_edited_is_refused(tmp_path):
+    file, config = tmp_path / "two.toml", tiny(capacity_profile=str(tmp_path / "two.toml"), out=tmp_path / "run")
+    file.write_text("[tiers.large]\nshare = 1\nwidth = 1.0\n[tiers.small]\nshare = 1\nwidth = 0.5\n")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=Stop(2))
+    file.write_text(file.read_text().replace("0.5", "0.25"))
+    before = touched(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"perm\.safetensors is of a run with other clients, labels or another model"):
+        run(config.override(resume=True))
+    assert touched(tmp_path / "run") == before
+
+
+def test_fit_goes_on_with_the_same_clients_and_model_only(tmp_path):
+    def clients(labels: int) -> list[Client]:
+        x, y = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % labels
+        return [Client((x[i], y), test=(x[i], y), width=width) for i, width in enumerate((1.0, 0.5, 0.5))]
+
+    def model(hidden: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+    config = tiny(baselines=(), model_options={}, out=tmp_path / "run", resume=True)
+    expected = fit(model(8), clients(3), config.override(out=None))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model(8), clients(3), config, on_epoch=Stop(2))
+    for wrong in ((model(6), clients(3)), (model(8), clients(2)), (model(8), clients(3)[:2])):
+        with pytest.raises(ValueError, match=r"other clients, labels or another model|num_clients was 3 and is now 2"):
+            fit(*wrong, config)
+    result = fit(model(8), clients(3), config)
+    assert result.summary == expected.summary
+    assert all(torch.equal(a, b) for a, b in zip(result.model(1).parameters(), expected.model(1).parameters()))
+
+
+# Damaged
+
+DAMAGES = {
+    "truncated": lambda raw: raw[:-100],
+    "cut to its header": lambda raw: raw[:50],
+    "empty": lambda raw: b"",
+    "flipped": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
+    "something else": lambda raw: b"PK\x03\x04 not a checkpoint",
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "method"), [*((damage, "perm") for damage in DAMAGES), *(("truncated", rival) for rival in METHODS[1:])]
+)
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_and_nothing_is_touched(damage, method, copied, capsys):
+    path = copied / "checkpoint" / f"{method}.safetensors"
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    before = touched(copied)
+    assert train("--config", copied / "config.toml", "--resume", "--quiet", "--out", copied) == 2
+    said = refusal(capsys)
+    assert said.startswith(f"{path} is ")
+    assert said.endswith("remove it to start afresh, or run without --resume")
+    assert touched(copied) == before
+
+
+def test_a_checkpoint_that_was_removed_is_made_again(copied, whole):
+    (copied / "checkpoint" / "local.safetensors").unlink()
+    run(tiny(out=copied, resume=True))
+    ended_alike(copied, whole)
+
+
+@pytest.mark.parametrize("raw", [b"epochs = ", b"\xff\xfe"])
+def test_a_damaged_configuration_is_refused_in_one_sentence(raw, copied, tmp_path, capsys):
+    (tmp_path / "good.toml").write_bytes((copied / "config.toml").read_bytes())
+    (copied / "config.toml").write_bytes(raw)
+    before = touched(copied)
+    assert train("--config", tmp_path / "good.toml", "--resume", "--quiet", "--out", copied) == 2
+    assert refusal(capsys).startswith(f"{copied / 'config.toml'}: is not ")
+    assert touched(copied) == before
+
+
+# Nowhere to write
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "_epochs", None)
+    (tmp_path / "file").write_text("no folder")
+    for resume in ([], ["--resume"]):
+        assert train("--num-clients", 5, "--quiet", "--out", tmp_path / "file" / "run", *resume) == 2
+        said = f"cannot make the folder {tmp_path / 'file' / 'run'} (Not a directory); name another with --out"
+        assert refusal(capsys) == said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_without_permission_is_refused(copied, tmp_path, capsys):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert train("--num-clients", 5, "--quiet", "--out", tmp_path / "locked" / "run") == 2
+    assert "Permission denied" in refusal(capsys)
+
+
+class Full:
+    """An os.fsync for a disk on which there is no room for the k-th file and those after it."""
+
+    def __init__(self, k: int):
+        self.k, self.calls = k, 0
+
+    def __call__(self, number):
+        self.calls += 1
+        if self.calls > self.k:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 20, 42])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, whole, tmp_path, capsys, monkeypatch):
+    file, out = tmp_path / "tiny.toml", tmp_path / "run"
+    file.write_text(tiny().to_toml())
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", Full(k))
+        assert train("--config", file, "--quiet", "--out", out) == 2
+    said = refusal(capsys, begun=k > 0)
+    assert said.startswith(f"cannot write {out}")
+    assert said.endswith("(No space left on device); what was written before is whole")
+    assert out.exists() == (k > 0)
+    assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
+    assert train("--config", file, "--quiet", "--out", out, "--resume") == 0
+    ended_alike(out, whole)
+
+
+# Engines
+
+
+@pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "threads"}, {"engine": "threads", "workers": 3}], ids=str)
+def test_engine_and_workers_change_nothing(how, whole, tmp_path):
+    run(tiny(out=tmp_path / "run", **how))
+    ended_alike(tmp_path / "run", whole)
+
+
+# Several seeds
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory) -> Path:
+    """The folder of two seeds that nothing happened to."""
+    folder = tmp_path_factory.mktemp("seeds") / "runs"
+    experiment.sweep(tiny(seeds=(0, 1), out=folder, epochs=2))
+    return folder
+
+
+@pytest.mark.parametrize("k", [1, 5, 8])
+def test_several_seeds_stopped_in_any_of_them_end_alike(k, seeds, tmp_path, capsys):
+    config = tiny(seeds=(0, 1), out=tmp_path / "runs", epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.sweep(config, on_epoch=Stop(k))
+    file = tmp_path / "seeds.toml"
+    file.write_text(config.to_toml())
+    assert train("--config", file, "--quiet", "--resume", "--out", tmp_path / "runs") == 0
+    assert contents(tmp_path / "runs") == contents(seeds)
+    assert load(tmp_path / "runs" / "config.toml").seeds == (0, 1)
+
+
+def test_other_seeds_are_a_change(seeds, tmp_path):
+    folder = Path(shutil.copytree(seeds, tmp_path / "runs"))
+    before = touched(folder)
+    with pytest.raises(ValueError, match=r"seeds was \[0, 1\] and is now \[0, 1, 2\]"):
+        experiment.sweep(tiny(seeds=(0, 1, 2), out=folder, epochs=2, resume=True))
+    with pytest.raises(ValueError, match=r"seeds was \[0, 1\] and is now not set"):
+        run(tiny(out=folder, epochs=2, resume=True))
+    assert touched(folder) == before
