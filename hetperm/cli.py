@@ -29,7 +29,8 @@ class TrainFlags(Config):
     """Train every client's own model, compare with rivals, and write it all to a folder."""
 
     config: Path | None = None
-    """A TOML file, or the name of one that comes with hetperm (such as synthetic); read first, flags win."""
+    """A TOML file, or the name of one that comes with hetperm (such as synthetic), read first: flags win; None: that of
+    the data set's name, if it comes with hetperm."""
 
     def __post_init__(self):
         """Nothing: what a flag says is judged in a Config, whose errors name the field and not this class."""
@@ -41,9 +42,17 @@ def train(args: Sequence[str]) -> None:
 
 
 def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = "hetperm train") -> Config:
-    """The configuration that flags stand for, on top of the file that --config names, or of ``base``."""
+    """The configuration that flags stand for, on top of the file that --config names, or of ``base``.
+
+    Without either it is the configuration that comes with hetperm for the data set, if there is one.
+    """
     named = _value_of("--config", args)
-    base = (base or Config()) if named is None else configuration.load(named)
+    if named is not None:
+        base = configuration.load(named)
+    elif base is None:
+        dataset = _value_of("--dataset", args) or Config().dataset
+        shipped = configuration.SHIPPED / f"{dataset}.toml"
+        base = configuration.load(shipped) if "/" not in dataset and shipped.is_file() else Config()
     flags = parse(TrainFlags, args, prog=prog, default=TrainFlags(**vars(base)))
     settings = {each.name: getattr(flags, each.name) for each in fields(Config)}
     if flags.model != base.model:

@@ -366,14 +366,16 @@ def _write_coverage(result: Result) -> None:
 def _save_models(result: Result) -> None:
     """Nothing; every client's own model is in models/, with what it takes to load it."""
     setting = result.setting
-    for i, row in enumerate(result.clients):
-        width = result.main.widths[i]
+    for i, (client, row) in enumerate(zip(setting.clients, result.clients, strict=True)):
+        width, x = result.main.widths[i], client.train[0]
         index = setting.parts.index(width)
         manifest = {
             "architecture": setting.architecture,
             "width": width,
             **({} if index is None else models.channels(index)),
-            "input": list(setting.clients[i].train[0].shape[1:]),
+            "input": list(x.shape[1:]),
+            **({} if x.is_floating_point() else {"input_dtype": str(x.dtype).removeprefix("torch.")}),
+            **({} if client.classes is None else {"classes": client.classes.nonzero().flatten().tolist()}),
             "alpha": None if result.alpha is None else result.alpha[i].tolist(),
             "algorithm": result.main.method,
             "dataset": setting.dataset,

@@ -233,7 +233,7 @@ def coverage(
     ``times`` is the mean over the tensor's coordinates of how many clients trained it in a round, ``never`` the share
     of them that no client of the tier ever trained; the tier "all" counts everybody.
     """
-    counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in (*dict.fromkeys(tiers), "all")}
+    counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in dict.fromkeys(tiers)}
     repeats = min(1, rounds) if extraction == "static" else rounds  # static parts are the same in every round
     for r in range(repeats):
         for client, tier in zip(clients, tiers, strict=True):
@@ -244,9 +244,8 @@ def coverage(
                     into += 1
                 else:
                     index.scatter_(name, into, torch.ones(index.shape(name)), accumulate=True)
-    for name in w:
-        counts["all"][name] = sum(each[name] for tier, each in counts.items() if tier != "all")
-    for tier, each in counts.items():
+    everybody = {name: sum(each[name] for each in counts.values()) for name in w}
+    for tier, each in (*counts.items(), ("all", everybody)):
         for name, count in each.items():
             yield {
                 "block": name,

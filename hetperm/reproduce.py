@@ -96,7 +96,8 @@ def _with_flags(base: Config, args: Sequence[str], *, prog: str) -> Config:
 def command() -> str:
     """The command that this process was started with, as one would type it."""
     program = Path(sys.argv[0]).name
-    start = f"python scripts/{program}" if program.endswith(".py") else program
+    start = "python -m hetperm" if program == "__main__.py" else program
+    start = f"python scripts/{program}" if start.endswith(".py") else start
     return shlex.join([*start.split(), *sys.argv[1:]])
 
 

@@ -116,7 +116,8 @@ def prepare(config: Config) -> Setting:
         tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
     )
     cut = any([tiers.tiers[k].width < 1 for k in assigned]) or config.widths_from == "budget"
-    scalable = _scalable(model, problem.clients[0], config) if cut else None
+    remedy = "--capacity-profile homogeneous" + " --widths-from profile" * (config.widths_from == "budget")
+    scalable = _scalable(model, problem.clients[0], remedy) if cut else None
     if config.widths_from == "budget":
         tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
@@ -141,7 +142,9 @@ def own(
 ) -> Setting:
     """The setting of a run with a user's own model and shards; a tier is a width."""
     kind, model = type(model), _placed(copy.deepcopy(model), config)
-    scalable = _scalable(model, clients[0], config) if any([client.width < 1 for client in clients]) else None
+    scalable = (
+        _scalable(model, clients[0], "clients of width 1") if any([client.width < 1 for client in clients]) else None
+    )
     setting = _setting(model, scalable, clients, config, loss=loss, metric=metric, dataset=OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
 
@@ -183,12 +186,11 @@ def _placed(model: nn.Module, config: Config) -> nn.Module:
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 
-def _scalable(model: nn.Module, client: Client, config: Config) -> ScalableModel:
+def _scalable(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
     try:
         return ScalableModel(model, _example(model, client))
     except ValueError as error:
-        flags = "--capacity-profile homogeneous" + " --widths-from profile" * (config.widths_from == "budget")
-        raise ValueError(f"{error}; a model that cannot be cut needs {flags}") from error
+        raise ValueError(f"{error}; a model that cannot be cut needs {remedy}") from error
 
 
 def _example(model: nn.Module, client: Client) -> Tensor:

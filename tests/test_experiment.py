@@ -10,11 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import hetperm
-from hetperm import Client, Config, experiment, fit, run
+from hetperm import Client, Config, experiment, fit, run, setting
 from hetperm.config import ALGORITHMS, load
 from hetperm.visits import NotFinite
 
 TINY = {
+    "capacity_profile": "homogeneous",
     "dataset": "synthetic",
     "model": "logistic",
     "num_clients": 4,
@@ -34,6 +35,12 @@ def finished(tmp_path_factory):
     return run(Config(**TINY | {"baselines": ("local",), "out": out}))
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Pictures take most of the time of a tiny run."""
+    monkeypatch.setattr(experiment, "_draw", lambda result: None)
+
+
 def rows(path) -> list[dict]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -43,21 +50,29 @@ def rows(path) -> list[dict]:
 
 
 def test_the_folder_holds_what_the_design_lists(finished):
-    pictures, tables = ["accuracy.png", "alpha.png"], ["baselines.csv", "clients.csv", "metrics.csv"]
-    files = sorted([*pictures, *tables, "alpha.npy", "config.toml", "summary.json", "timing.json"])
-    assert sorted(path.name for path in finished.folder.iterdir()) == files
-    assert all(path.stat().st_size > 0 for path in finished.folder.iterdir())
-    assert min((finished.folder / name).stat().st_size for name in ("alpha.png", "accuracy.png")) > 5000
+    pictures = ["accuracy.png", "alpha.png", "tiers.png"]
+    tables = ["baselines.csv", "clients.csv", "metrics.csv", "profile.csv"]
+    others = ["alpha.npy", "config.toml", "report.html", "summary.json", "timing.json"]
+    folders = {
+        "checkpoint": ["local.safetensors", "perm.safetensors"],
+        "models": [f"client_00{i}.{kind}" for i in range(4) for kind in ("json", "safetensors")],
+    }
+    found = finished.folder
+    assert sorted(path.name for path in found.iterdir()) == sorted([*pictures, *tables, *others, *folders])
+    for name, files in folders.items():
+        assert sorted(path.name for path in (found / name).iterdir()) == files
+    assert all(path.stat().st_size > 0 for path in found.rglob("*"))
+    assert min((found / name).stat().st_size for name in pictures) > 5000
 
 
 def test_the_summary_has_the_keys_of_the_design(finished):
     summary = json.loads((finished.folder / "summary.json").read_text())
     assert list(summary) == [
-        *("algorithm", "dataset", "num_clients", "seed", "epochs"),
+        *("algorithm", "dataset", "num_clients", "seed", "epochs", "capacity_profile"),
         *("accuracy", "loss", "tiers", "alpha", "cost", "baselines"),
     ]
     assert list(summary["accuracy"]) == ["mean", "weighted", "std", "worst", "bottom_decile"]
-    assert list(summary["tiers"]["full"]) == ["clients", "width", "accuracy"]
+    assert list(summary["tiers"]["full"]) == ["clients", "width", "params", "accuracy"]
     assert list(summary["alpha"]) == "effective_partners nonzero self_weight same_tier_mass same_group_mass".split()
     assert {"visits", "rounds", "client_steps", "bytes_down", "bytes_up"} <= summary["cost"].keys()
     assert {"accuracy", "tiers"} <= summary["baselines"]["local"].keys()
@@ -77,7 +92,8 @@ def test_the_metrics_have_a_row_for_each_epoch_with_work_and_figures(finished):
 
 def test_every_client_has_a_row(finished):
     clients = rows(finished.folder / "clients.csv")
-    assert list(clients[0]) == "client tier width group n_train n_val accuracy loss effective_partners".split()
+    columns = "client tier width params group n_train n_val accuracy loss effective_partners accuracy_local"
+    assert list(clients[0]) == columns.split()
     assert [row["group"] for row in clients] == ["0", "0", "1", "1"]
     assert np.mean([float(row["accuracy"]) for row in clients]) == pytest.approx(finished.accuracy)
 
@@ -88,12 +104,15 @@ def test_alpha_is_written_as_it_was_used(finished):
     assert np.allclose(alpha.sum(1), 1)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_running_the_written_configuration_again_gives_the_same_bytes(finished, tmp_path):
     again = run(load(finished.folder / "config.toml").override(out=tmp_path / "again"))
-    for name in ("summary.json", "metrics.csv", "clients.csv", "baselines.csv", "alpha.npy", "config.toml"):
+    tables = ("metrics.csv", "clients.csv", "baselines.csv", "profile.csv")
+    for name in ("summary.json", "alpha.npy", "config.toml", "models/client_003.safetensors", *tables):
         assert (again.folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_seed_changes_the_numbers(finished, tmp_path):
     other = run(load(finished.folder / "config.toml").override(out=tmp_path / "other", seed=1))
     assert other.accuracy != finished.accuracy
@@ -106,11 +125,12 @@ def test_a_rival_gets_the_steps_that_perm_took(finished):
 
 def test_threads_are_as_they_were_after_a_run():
     before = torch.get_num_threads()
-    with experiment.one_thread():
+    with setting.one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_leaves_the_global_generator_alone(tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -122,6 +142,7 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
 # Methods
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_by_itself(algorithm, tmp_path):
     result = run(Config(**TINY | {"algorithm": algorithm, "out": tmp_path / "run", "steps": 40}))
@@ -138,6 +159,7 @@ def test_one_client_and_two_clients_work(N, tmp_path):
     assert (result.folder / "alpha.png").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_fine_tuned_models_are_evaluated_where_asked_and_at_the_end(tmp_path):
     config = Config(**TINY | {"algorithm": "fedavg-ft", "epochs": 4, "steps": 40, "out": tmp_path / "run"})
     assert [row["finished"] for row in run(config).history] == [0, 0, 0, 1]
@@ -145,11 +167,13 @@ def test_fine_tuned_models_are_evaluated_where_asked_and_at_the_end(tmp_path):
     assert [row["finished"] for row in often.history] == [0, 1, 0, 1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_evaluation_can_be_left_to_every_other_epoch(tmp_path):
     result = run(Config(**TINY | {"epochs": 3, "eval_every": 2, "out": tmp_path / "run"}))
     assert ["accuracy_mean" in row for row in result.history] == [False, True, True]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_paper_settings_run(tmp_path):
     paper = {"step_rule": "paper", "schedule": "ring", "tail_average": 0, "final_lr": 0.1, "regularization": 1.0}
     result = run(Config(**TINY | paper | {"alpha_steps": 20, "sketch": 16, "out": tmp_path / "run"}))
@@ -157,6 +181,7 @@ def test_the_paper_settings_run(tmp_path):
     assert "tail_accuracy_mean" not in result.history[-1]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_visits_to_absent_hosts_are_reported(tmp_path):
     result = run(Config(**TINY | {"participation": 0.5, "out": tmp_path / "run"}))
     assert result.summary["cost"]["skipped"] > 0
@@ -175,6 +200,8 @@ def test_each_seed_has_a_folder_and_the_top_holds_mean_and_spread(tmp_path):
     assert top["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
     assert top["spread"]["accuracy"]["mean"] == pytest.approx(np.std(accuracies, ddof=1))
     assert load(tmp_path / "runs" / "config.toml").seeds == (3, 4)
+    for name in ("report.html", "seeds.csv", "clients.csv"):
+        assert (tmp_path / "runs" / name).stat().st_size > 0
     assert (tmp_path / "runs" / "accuracy.png").stat().st_size > 5000
 
 
@@ -241,6 +268,7 @@ def mass(result) -> float:
     return result.summary["alpha"]["same_group_mass"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_fit_writes_a_folder_if_asked(tmp_path):
     result = fit(
         nn.Linear(3, 1), regression_clients(), own(out=tmp_path / "mine"), loss=F.mse_loss, metric=negative_error
@@ -285,7 +313,7 @@ def bad_clients() -> dict:
     single = Client((x[:1], y[:1]))
     return {
         "there are no clients; give at least one": [],
-        "client 1 has width 0.5; perm trains models of one size": [one, Client((x, y), width=0.5)],
+        "a model that cannot be cut needs clients of width 1": [one, Client((x, y), width=0.5)],
         "clients 0 and 1 have the same key 7; keys tell clients apart": [Client((x, y), key=7)] * 2,
         "a client with 1 sample cannot train BatchNorm": [one, single],
     }
@@ -308,7 +336,7 @@ def test_a_model_without_parameters_and_options_it_does_not_take_are_refused(tmp
 
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="device 'tpu' is not there; use 'auto' or 'cpu'"):
-        experiment.device_of("tpu")
+        setting.device_of("tpu")
 
 
 def test_a_rival_that_diverges_stops_the_run_and_leaves_the_rest_good(tmp_path):

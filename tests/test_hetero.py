@@ -482,6 +482,16 @@ def test_the_part_that_a_client_reports_is_the_gradient_of_the_masked_model():
         torch.testing.assert_close(small.gradient, discrepancy.sketch(expected, 16, 9), rtol=0, atol=1e-13)
 
 
+def test_random_parts_are_drawn_anew_for_every_seed_round_and_client():
+    parts, usual = Parts(scalable()), {"seed": 3, "round": 2, "key": 5}
+    drawn = [
+        kept(parts.index(0.5, "random", **usual | change)) for change in ({}, {"seed": 4}, {"round": 3}, {"key": 6})
+    ]
+    drawn += [kept(parts.nested(1.0, 0.5, "random", **usual | {"key": key})) for key in ((5, 6), (6, 5))]
+    assert all(a != b for a, b in itertools.combinations(drawn, 2))
+    assert drawn[0] == kept(Parts(scalable()).index(0.5, "random", **usual))
+
+
 @pytest.mark.parametrize("sketch", [None, 64])
 def test_masked_discrepancies_are_those_of_embedded_gradients(sketch):
     clients, parts = make_clients(), Parts(scalable())
@@ -524,6 +534,13 @@ def test_coverage_by_hand():
         "b": (0.25, 0.75),
         "all": (1.25, 0.0),
     }
+
+
+def test_a_tier_may_be_called_all():
+    rows = coverage(Parts(scalable()), start(), make_clients((1.0, 0.25)), ["a", "all"], "static", seed=0, rounds=1)
+    assert [(row["tier"], row["times"]) for row in rows if row["block"] == "0.bias"] == [
+        ("a", 1.0), ("all", 0.25), ("all", 1.25)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("extraction", ["static", "random"])
@@ -717,6 +734,19 @@ def test_mixing_by_hand():
     nobody = replace(State(1, start(), v), alpha=torch.tensor([[0.0, 0.0, 1.0]] * 3).double())
     left = mixed_by_alpha(nobody, clients, parts, [1.0, 0.5, 0.25]).v
     assert left[0]["0.bias"].tolist() == [4, 4, 1, 1, 1, 1, 1, 1]
+
+
+def test_mixing_sums_in_the_order_of_keys():
+    """Three models of one width: sums of three depend on their order, and labels must not decide it."""
+    widths, keys, order = [0.5, 1.0, 0.5, 0.25, 0.5], (7, 3, 11, 5, 2), [4, 2, 0, 3, 1]
+    clients, parts = make_clients(widths, sizes=(9, 7, 12, 8, 6), keys=keys), Parts(scalable())
+    whole = [{name: random(x.shape, seed=i) for name, x in start().items()} for i in range(5)]
+    v = [parts.cut(w, parts.index(width)) for w, width in zip(whole, widths, strict=True)]
+    alpha = random((5, 5), seed=9).softmax(1)
+    one = mixed_by_alpha(State(1, start(), tuple(v), alpha=alpha), clients, parts, widths).v
+    other = State(1, start(), tuple(v[i] for i in order), alpha=alpha[order][:, order])
+    other = mixed_by_alpha(other, [clients[i] for i in order], parts, [widths[i] for i in order]).v
+    assert all(equal(one[old], other[new]) for new, old in enumerate(order))
 
 
 # --- what hosts are handed ---------------------------------------------------------------------------------------
@@ -971,13 +1001,25 @@ def test_batch_norms_use_the_batch_and_leave_running_statistics_alone(variant):
     assert all(x.isfinite().all() for params in results[0].deployed for x in params.values())
 
 
+def half() -> nn.Module:
+    """A network whose first layer is not trained."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+def test_a_part_has_the_parameters_that_are_not_trained_of_its_own_channels():
+    parts, x, whole = Parts(scalable(half)), random((6, INPUTS), seed=4), dict(build(half).named_parameters())
+    index = parts.nested(0.5, 0.25)
+    bench = shop(half).at(0.25)
+    bench.load(parts.cut(parts.cut(start(half), parts.index(0.5)), index))
+    units = literal.first(0.25, HIDDEN)
+    expected = literal.scores([start(half).get(name, whole[name]) for name in NAMES], units, x)
+    torch.testing.assert_close(bench.outputs(x), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("where", ["extraction", "nested"])
 def test_parameters_that_are_not_trained_and_cut_are_refused_with_moving_parts(where):
-    def half():
-        model = mlp()
-        model[0].requires_grad_(False)
-        return model
-
     clients, parts = make_clients(), Parts(scalable(half))
     for kind in ("random", "rolling"):
         engine = lambda clients, _: Sequential(clients, shop(half))  # noqa: E731

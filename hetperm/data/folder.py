@@ -77,7 +77,9 @@ def read(root: Path, image_size: int | None = None) -> Source:
         image_size: side to resize images to; None if they are squares of one size.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {root} to read images from")
+        raise FileNotFoundError(
+            f"there is no folder {root} to read images from; write imagefolder:PATH with one that exists"
+        )
     parts = [part for part in ("train", "val", "test") if _holds_folders(root / part)]
     if parts and "train" not in parts:
         raise FileNotFoundError(

@@ -23,7 +23,9 @@ def read(root: Path) -> Source:
     Test images that have no folder are taken of every writer in proportion, and so are validation images.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {root} to read LEAF json from")
+        raise FileNotFoundError(
+            f"there is no folder {root} to read LEAF json from; write leaf:PATH with one that exists"
+        )
     inside = [part for part in ("train", "test") if (root / part).is_dir()]
     if inside == ["test"]:
         raise FileNotFoundError(f"there is a folder {root / 'test'} and no {root / 'train'}; LEAF writes both")
