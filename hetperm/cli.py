@@ -46,6 +46,8 @@ def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = 
 
     Without either it is the configuration that comes with hetperm for the data set, if there is one.
     """
+    if {"--seed", "--seeds"} <= {arg.partition("=")[0] for arg in args}:
+        raise UsageError("--seed and --seeds exclude each other; leave one of them out")
     named = _value_of("--config", args)
     if named is not None:
         base = configuration.load(named)
@@ -67,9 +69,23 @@ def reproduce(args: Sequence[str]) -> None:
     reproduce.main(args)
 
 
+def report(args: Sequence[str]) -> None:
+    """Nothing; report.html of a run's folder is written anew."""
+    if len(args) != 1 or args[0] in ("-h", "--help"):
+        usage = "usage: hetperm report FOLDER    write report.html anew from what a run's folder holds"
+        if args and args[0] in ("-h", "--help"):
+            print(usage)
+            return
+        raise UsageError(f"report takes one folder and got {len(args)}; {usage}")
+    from hetperm.report import html
+
+    say(f"written to {html.write(Path(args[0]))}")
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (train, "train personal models and compare with rivals"),
     "reproduce": (reproduce, "run an experiment of the paper, with all rivals and several seeds"),
+    "report": (report, "write report.html of a run's folder anew"),
 }
 
 
@@ -170,14 +186,16 @@ _REWORDED = (
 
 
 def _value_of(flag: str, args: Sequence[str]) -> str | None:
-    """The last value given to a flag, or None."""
-    found = None
+    """The value given to a flag, or None; an error if there are two."""
+    found = []
     for k, arg in enumerate(args):
         if arg == flag and k + 1 < len(args):
-            found = args[k + 1]
+            found.append(args[k + 1])
         elif arg.startswith(f"{flag}="):
-            found = arg.partition("=")[2]
-    return found
+            found.append(arg.partition("=")[2])
+    if len(found) > 1:
+        raise UsageError(f"{flag} is given {len(found)} times ({', '.join(found)}); give it once")
+    return found[0] if found else None
 
 
 # Running
@@ -260,7 +278,9 @@ class Bar:
             bars.TextColumn("left"),
             bars.TimeRemainingColumn(),
         ]
-        self._bar = bars.Progress(*columns, console=Console(stderr=True))
+        console = Console(stderr=True)
+        # On a terminal only, and gone at the end: what stays on stderr are warnings and the one line of an error.
+        self._bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._first, self._total, self._task, self._last = method, total, None, ("", 0)
 
     def start(self) -> None:

@@ -198,6 +198,8 @@ def load(path: str | Path) -> Config:
     for name, value in settings.items():
         known = FIELDS[:-1]  # rivals are written as tables of their own
         if name not in known:
+            if name in ALGORITHMS:
+                raise ValueError(f"{path}: {name} is {value!r}; it must be a table of options, [{name}]")
             kind = "table" if isinstance(value, dict) else "key"
             raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*known, *ALGORITHMS))}")
     try:
@@ -226,7 +228,8 @@ def find(path: str | Path) -> Path:
     if shipped.is_file():
         return shipped
     names = sorted(each.stem for each in SHIPPED.glob("*.toml"))
-    raise ValueError(f"there is no configuration {str(path)!r}; give a TOML file, or one of {', '.join(names)}")
+    advice = _advice(path, names) or f"; give a TOML file, or one of {', '.join(names)}"
+    raise ValueError(f"there is no configuration {str(path)!r}{advice}")
 
 
 def _advice(name: str, known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from hetperm.local import Params, Shard, Workbench, micro_gradients
 from hetperm.partial import WHOLE, Parts
 from hetperm.randomness import seed_for
 from hetperm.state import Work, num_bytes
+from hetperm.visits import finite
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ def reported(
     parts: Parts = WHOLE,
     compare: str = "probe",
     extraction: str = "static",
-) -> tuple[Tensor, Tensor, Tensor, Work]:
+) -> tuple[Tensor, Tensor | None, Tensor, Work]:
     """What clients report, as the server sees it: zeta (N, N), noise q (N,), samples n (N,), and the work of it.
+
+    q is None if no client has two samples, and with them a spread.
 
     Args:
         compare: "probe": all clients take their gradient at one common model, the part of the global model that
@@ -91,9 +94,12 @@ def reported(
         for j, (place, params, own_seed, width) in enumerate(zip(places, held, seeds, widths, strict=True))
     ]
     reports = run_all(engine, tasks, [f"epoch {r}: gradient of client {j}" for j in range(len(clients))])
+    for j, got in enumerate(reports):
+        finite({"the gradient": got.gradient}, f"epoch {r}: client {j}")
     zeta = discrepancy.pairwise(torch.stack([got.gradient for got in reports]).double())
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
-    q = discrepancy.fill_noise(torch.tensor([got.noise for got in reports], dtype=torch.float64), n)
+    q = torch.tensor([got.noise for got in reports], dtype=torch.float64)
+    q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
     down = sum(num_bytes(params) for params in held)
     up = down if sketch is None else sum(num_bytes({"sketch": got.gradient}) for got in reports)
     return zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up + 16 * len(clients))  # and the noise, and n_i

@@ -116,8 +116,13 @@ def fit(
     config = config or Config()
     if config.seeds:
         raise ValueError(f"fit takes one seed and seeds is {list(config.seeds)}; call it once for each")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}; fit takes an nn.Module")
     if not clients:
         raise ValueError("there are no clients; give at least one")
+    strange = next((client for client in clients if not isinstance(client, Client)), None)
+    if strange is not None:
+        raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check(config)
     config = config.override(num_clients=len(clients), dataset=OWN)
     folder = None if config.out is None else files.place(config.out, "", resume=config.resume)

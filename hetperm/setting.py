@@ -20,7 +20,7 @@ from hetperm.partial import Parts, classifier
 from hetperm.randomness import seed_for
 from submodels import ScalableModel, zoo
 from submodels.cost import count
-from submodels.norms import check_batch
+from submodels.norms import check_batch, has_batch_norm
 
 log = logging.getLogger(__name__)
 
@@ -211,8 +211,7 @@ def _setting(
 ) -> Setting:
     device, dtype = device_of(config.device), getattr(torch, config.dtype)
     clients = tuple(_numbered(clients))
-    for client in clients:
-        check_batch(model, client.n_train)
+    _check_samples(clients, model, config)
     shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
@@ -230,6 +229,25 @@ def _setting(
         config=config.override(device=str(device)),
         tiers=tuple(f"{client.width:g}" for client in clients),
     )
+
+
+def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
+    """Nothing, or an error if there are too few samples for batch norms, or to know the noise of gradients."""
+    for i, client in enumerate(clients):
+        try:
+            check_batch(model, client.n_train)
+        except ValueError as error:
+            raise ValueError(f"client {i}: {error}") from error
+    if min(config.batch_size, config.global_batch) == 1 and has_batch_norm(model):
+        raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
+    by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
+    needs_noise = config.algorithm.startswith("perm") and (isinstance(config.regularization, str) or by_size)
+    least = 4 if has_batch_norm(model) else 2  # two micro-batches
+    if needs_noise and max(client.n_train for client in clients) < least:
+        raise ValueError(
+            f"no client has {least} samples, so the noise of their gradients is unknown; "
+            f"give regularization as a number{', and vc_weight 0' * by_size}"
+        )
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:

@@ -79,6 +79,8 @@ def train(
         raise NotFinite(f"{method}: {error}") from error
     except RuntimeError as error:
         raise RuntimeError(f"{method}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{method}: {error}") from error
     return Trained(
         method,
         setting,

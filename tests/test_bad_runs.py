@@ -52,6 +52,14 @@ WRONG = [
     ("--validation-share 0.999", "and the training pool holds 1; lower samples_per_client or num_clients"),
     ("--partition classes:1 --samples-per-client 200", "images of class 1, for all clients that hold them; lower samp"),
     ("--samples-per-client 1 --model resnet18-cifar", "1 sample cannot train BatchNorm (layer 'bn1'), which needs"),
+    (
+        "--samples-per-client 1",
+        "no client has 2 samples, so the noise of their gradients is unknown; give regulariz",
+    ),
+    ("--model resnet18-cifar --batch-size 1", "cannot train BatchNorm; set batch_size and global_batch to at least 2"),
+    ("--seeds 0 1 --seed 3", "--seed and --seeds exclude each other; leave one of them out"),
+    ("--config digits --config synthetic", "--config is given 2 times (digits, synthetic); give it once"),
+    ("--config digts", "there is no configuration 'digts'; did you mean 'digits'?"),
     ("--capacity-profile mobil", "there is no capacity profile 'mobil' (did you mean 'mobile'?)"),
 ]
 
@@ -83,6 +91,7 @@ def test_more_clients_than_samples_are_too_many(words, sentence, tmp_path, monke
 
 FILES = [
     ("local_step = 5", "run.toml: unknown key 'local_step'; did you mean 'local_steps'?"),
+    ("fedavg = 3", "run.toml: fedavg is 3; it must be a table of options, [fedavg]"),
     ("not : toml", "run.toml: is not TOML: "),
     ("[fedavgg]\nlr = 1", "run.toml: unknown table 'fedavgg'; did you mean 'fedavg'?"),
     ("[fedavg]\nlrr = 1", "[fedavg]: unknown key 'lrr'; did you mean 'lr'?"),
@@ -140,6 +149,12 @@ def test_numbers_that_go_non_finite_name_epoch_model_and_host(train):
     assert "summary.json" not in written
 
 
+def test_a_global_model_that_goes_astray_names_epoch_and_client(train):
+    status, said, _ = train("--global-lr 1e6")
+    assert (status, said.count("\n")) == (2, 1)
+    assert said.startswith("error: perm: epoch 0: client 0: the gradient is not finite; lower the learning rate")
+
+
 def test_a_rival_that_goes_non_finite_names_itself_and_the_client(train):
     status, said, _ = train("--personal-lr 1e6 --algorithm local")
     assert (status, said.count("\n")) == (2, 1)
@@ -165,6 +180,18 @@ def test_every_method_runs_with_one_client_two_clients_and_a_client_of_one_sampl
     assert 0 <= result.accuracy <= 1
     if result.alpha is not None:
         assert torch.allclose(result.alpha.sum(1), torch.ones(len(sizes), dtype=torch.float64))
+
+
+def test_clients_of_one_sample_need_a_number_as_regularization():
+    assert 0 <= run(nn.Linear(3, 2), (1, 1), regularization=1.0).accuracy <= 1
+    with pytest.raises(ValueError, match="no client has 2 samples"):
+        run(nn.Linear(3, 2), (1, 1))
+
+
+def test_labels_that_the_model_has_no_output_for_name_the_client():
+    clients = [Client(shard(5)), Client(shard(5, classes=3))]
+    with pytest.raises(RuntimeError, match="perm: global round 0: client 1: Target 2 is out of bounds"):
+        fit(nn.Linear(3, 2), clients, Config(epochs=1, warmup_rounds=1, baselines=()))
 
 
 def batch_norm() -> nn.Module:

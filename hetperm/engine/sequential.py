@@ -39,5 +39,5 @@ def work_on(task: Task, clients: Sequence[Client], shop: Workshop | Workbench) -
     generator = torch.Generator().manual_seed(task.seed)
     try:
         return task.update(bench, task.params, host.train, generator=generator)
-    except RuntimeError as error:
+    except Exception as error:  # of the model and the loss, which are the user's
         return Failure(task, error)
