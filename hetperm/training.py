@@ -209,7 +209,8 @@ def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], p
 def _row(setting: Setting, method: str, state: State, r: int, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
     """The metrics of an epoch, and how each client's deployed model does on test data.
 
-    Work so far, and figures of the iterate and of the tail average once it has begun, on test and validation data.
+    Work so far, and figures of the iterate and of the tail average once it has begun; in the last epoch also on
+    validation data, which is what tuning reads.
     """
     row, test = {"epoch": r, **vars(state.work)}, ((), ())
     if not evaluated:
@@ -217,10 +218,12 @@ def _row(setting: Setting, method: str, state: State, r: int, *, evaluated: bool
     widths = model_widths(setting, method)
     models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
     for prefix, v in models.items():
-        parts = {part: score(setting, v, widths, part, place=f"after epoch {r}") for part in ("test", "val")}
-        test = parts["test"]
-        for label, scores in (("", parts["test"]), ("val_", parts["val"])):
-            for quantity, found in figures(setting, *scores).items():
+        test = score(setting, v, widths, "test", place=f"after epoch {r}")
+        scores = {"": test}
+        if r == setting.config.epochs:
+            scores["val_"] = score(setting, v, widths, "val", place=f"after epoch {r}")
+        for label, each in scores.items():
+            for quantity, found in figures(setting, *each).items():
                 row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in found.items()}
         for tier, found in by_tier(setting, test[0]).items():
             row[f"{prefix}accuracy_tier_{tier}"] = found

@@ -16,14 +16,6 @@ from submodels import IndexSet, Random, Rolling, ScalableModel, Static, average
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def scalable():
     """Groups of 8 and 6 channels, a batch norm between them."""

@@ -15,14 +15,6 @@ from submodels import AxisMap, Budget, Importance, Random, Rolling, ScalableMode
 IMAGES = torch.zeros(modules.IMAGE)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def scalable():
     torch.manual_seed(0)

@@ -156,9 +156,9 @@ def test_a_global_model_that_goes_astray_names_epoch_and_client(train):
 
 
 def test_a_rival_that_goes_non_finite_names_itself_and_the_client(train):
-    status, said, _ = train("--personal-lr 1e6 --algorithm local")
+    status, said, _ = train("--personal-lr 1e6 --algorithm apfl")
     assert (status, said.count("\n")) == (2, 1)
-    assert said.startswith("error: local: round 1: client 0: fc1.weight is not finite; lower the learning rate")
+    assert said.startswith("error: apfl: round 1: client 0: fc1.weight is not finite; lower the learning rate")
 
 
 # The smallest runs there are

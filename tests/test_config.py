@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hetperm.cli import parse_train
 from hetperm.config import ALGORITHMS, CHECKS, FIELDS, SHIPPED, Config, find, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,8 +102,22 @@ def test_every_shipped_configuration_is_understood(path):
         assert profile(path.stem) == profile(path)
 
 
-def test_digits_are_the_defaults():
-    assert load("digits") == Config()
+def test_digits_are_the_defaults_with_rates_of_their_own():
+    rates = {"personal_lr": 0.2, "global_lr": 0.2, "warmup_rounds": 30, "rivals": {}}
+    assert load("digits").override(**rates) == Config()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
+def test_a_configuration_of_a_data_set_is_taken_for_that_data_set(name):
+    config = load(name)
+    if name == config.dataset:
+        assert parse_train(["--dataset", name]) == config
+    assert parse_train(["--config", name]) == config
+
+
+def test_a_data_set_without_a_configuration_has_the_defaults():
+    assert parse_train(["--dataset", "emnist"]) == Config(dataset="emnist")
+    assert parse_train(["--dataset", "mnist", "--personal-lr", "0.01"]).personal_lr == 0.01
 
 
 def test_synthetic_is_the_set_up_of_the_paper():

@@ -17,14 +17,6 @@ BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
 def slow_imports():
     """scikit-learn and torchvision take a second to import; no single test should be charged with it."""
     import sklearn.datasets  # noqa: F401

@@ -16,14 +16,6 @@ from submodels import ChannelGroup, Importance, Random, Rolling, ScalableModel, 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _kept(extractor, size, kept, *, round=0, client=0, group=0):
     return extractor(ChannelGroup(id=group, size=size), kept, round=round, client=client).tolist()
 

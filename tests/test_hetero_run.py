@@ -293,25 +293,26 @@ def fit_digits(config: Config):
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
-    ("model", "image_size"),
+    ("model", "image_size", "options"),
     [
-        ("cnn", None),
-        pytest.param("resnet18-cifar", None, marks=pytest.mark.slow),
-        pytest.param("mobilenetv3_small_050", 32, marks=pytest.mark.slow),
-        pytest.param("vit_tiny_patch16_224", 32, marks=pytest.mark.slow),
+        ("cnn", None, {}),
+        pytest.param("resnet18-cifar", None, {}, marks=pytest.mark.slow),
+        pytest.param("mobilenetv3_small_050", 32, {}, marks=pytest.mark.slow),
+        pytest.param("vit_tiny_patch16_224", 32, {"depth": 3}, marks=pytest.mark.slow),
     ],
+    ids=lambda value: str(value),
 )
-def test_any_model_runs_through_perm(model, image_size, tmp_path):
+def test_any_model_runs_through_perm(model, image_size, options, tmp_path):
     narrow = tmp_path / "narrow.toml"
     narrow.write_text("[tiers.more]\nshare = 1\nwidth = 0.34\n[tiers.less]\nshare = 1\nwidth = 0.1\n")
-    settings = {"model": model, "model_options": {}, "image_size": image_size, "capacity_profile": str(narrow)}
+    settings = {"model": model, "model_options": options, "image_size": image_size, "capacity_profile": str(narrow)}
     limits = {"num_clients": 4, "samples_per_client": 8, "validation_share": 0.02, "batch_size": 4, "noise_batches": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setting.data, "load", few(setting.data.load))
         result = run(tiny(**settings, **limits, personal_lr=0.02, global_lr=0.02, out=tmp_path / "run"))
     assert [row["epoch"] for row in result.history] == [1, 2]
     sizes = [result.tiers[tier]["params"] for tier in ("more", "less")]
-    whole = num_params(zoo.build(model, in_channels=1, num_classes=10, image_size=image_size or 8))
+    whole = num_params(zoo.build(model, in_channels=1, num_classes=10, image_size=image_size or 8, **options))
     assert whole > sizes[0] > sizes[1]
     i = result.setting.tiers.index("less")
     loaded, (x, _) = load_client(result.folder, i), result.setting.clients[i].test

@@ -13,14 +13,6 @@ from submodels import IndexSet, Random, Rolling, ScalableModel, Static
 IMAGE = torch.zeros(modules.IMAGE)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _group(axis_map, name, axis):
     """The number of the group that a tensor's axis is made of."""
     return next(group.id for group in axis_map.groups if (name, axis) in group.members)

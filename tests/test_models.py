@@ -4,7 +4,6 @@ Library models are made shallow where their constructors allow, and see the smal
 """
 
 import functools
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,16 +94,6 @@ def _rows(*, plain_only: bool = False) -> list:
 WIDTHS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 ALL = [(extractor, width) for extractor in (Static(), Rolling(), Random(2)) for width in WIDTHS]
 SOME = [ALL[i] for i in (3, 6, 12, 0, 14)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    _scalable.cache_clear()
-    gc.collect()
 
 
 @functools.cache

@@ -23,14 +23,6 @@ from submodels.skeleton import named_tensors, tensors_in
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def lived_in(module, images):
     """The module as training leaves it: nothing has the value it began with, running statistics included."""
     generator = torch.Generator().manual_seed(1)

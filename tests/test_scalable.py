@@ -19,14 +19,6 @@ EXTRACTORS = {"static": Static(), "rolling": Rolling(), "random": Random(3)}
 WIDTHS = (0.0625, 0.25, 0.5, 1.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _images(*, dtype=torch.float64, seed=0):
     return torch.randn(modules.IMAGE, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 

@@ -14,14 +14,6 @@ from submodels.terms import Fixed, Group, Product
 from submodels.verify import Comparison, Report, verify
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _scalable(build, **options):
     torch.manual_seed(0)
     return ScalableModel(build(), torch.zeros(modules.IMAGE), **options)

@@ -1,0 +1,12 @@
+"""What all tests share: torch computes on one thread, which is faster for small models and rounds alike everywhere."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
