@@ -1,6 +1,6 @@
 """What distances see: data or capacity? Probe against the paper's masks, and where the VC term sends the weight.
 
-    python bench/capacity.py --dataset mnist --data-dir DATA
+    python bench/capacity.py --dataset mnist --data-dir DATA --num-clients 50 --samples-per-client 200
 
 prints, for clients of five sizes, the AUC of ranking pairs of the same capacity (on iid data: 0.5 is blind) and pairs
 of the same data (on grouped data: 1 is right) by their distance, the mass of alpha on one's own tier, and the mass on
@@ -30,8 +30,8 @@ class Flags:
     """A data set, as in hetperm train."""
     data_dir: Path | None = None
     """Its folder."""
-    num_clients: int = 50
-    samples_per_client: int | None = 200
+    num_clients: int = 20
+    samples_per_client: int | None = None
     partitions: tuple[str, ...] = ("iid", "label-shift:2")
     seeds: tuple[int, ...] = (0, 1)
     rounds: int = 10

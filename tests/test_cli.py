@@ -101,6 +101,32 @@ def test_an_experiment_is_named_and_takes_no_other_configuration(capsys):
     assert capsys.readouterr().err == said
 
 
+# Progress
+
+
+def test_a_resumed_run_counts_the_epochs_of_before():
+    bar = cli.Bar("perm", total=12)
+    for method, epoch in [
+        ("perm", 3),
+        ("local", 2),
+        ("local", 3),
+        ("perm", 3),
+        ("local", 1),
+        ("local", 2),
+        ("local", 3),
+    ]:
+        bar(method, {"epoch": epoch, "accuracy_mean": 0.5})
+    (task,) = bar._bar.tasks
+    assert (task.completed, task.total, task.description) == (12, 12, "local 0.500")
+    bar.stop()
+
+
+def test_a_bar_appears_only_once_there_is_something_to_show(capsys):
+    with cli.progress(["perm"], epochs=3, runs=1, quiet=False):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
 # Whole commands
 
 
@@ -190,8 +216,9 @@ def test_every_experiment_has_a_configuration_and_a_grid_that_favours_no_perm(ex
             check(load(experiment).override(rivals={method: choice}))
 
 
-def test_the_grid_of_the_paper_experiment_is_as_large_for_every_method():
-    assert len(set(grid_sizes("synthetic").values())) == 1
+@pytest.mark.parametrize("experiment", ["synthetic", "digits"])
+def test_the_grid_is_as_large_for_every_method(experiment):
+    assert len(set(grid_sizes(experiment).values())) == 1
 
 
 @pytest.mark.slow
