@@ -176,7 +176,7 @@ class Config:
 
         Example:
             >>> Config(epochs=3).to_toml().splitlines()[:2]
-            ['algorithm = "perm"', 'baselines = [']
+            ['capacity_profile = "mobile"', 'widths_from = "profile"']
         """
         settings = {name: getattr(self, name) for name in FIELDS if name not in (*NOT_KEPT, "rivals")}
         plain = {name: _plain(value) for name, value in settings.items() if value is not None and value != {}}
