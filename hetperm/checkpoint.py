@@ -11,7 +11,6 @@ from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from hetperm.report.folder import write
@@ -21,6 +20,10 @@ FORMAT = 1
 _ENTRY = "hetperm checkpoint"  # the only one of the header: two would come in any order, and the bytes with them
 _BLANK = b"0" * 64  # stands where the checksum will be while it is computed
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors writes longer ones and does not read them
+_DTYPES = {  # as safetensors calls them; other types are not in a state
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 _REMEDY = "remove it to start afresh, or run without --resume"
 
 
@@ -64,16 +67,19 @@ def save(
         text = json.dumps(content)
     except TypeError as error:
         raise TypeError(f"checkpoints hold numbers, texts, booleans, None, lists and tables ({error})") from None
-    raw = memoryview(safetensors.save(apart(packing.tensors), {_ENTRY: text}))
-    size = int.from_bytes(raw[:8], "little")
-    if size > _LONGEST_HEADER:
-        raise ValueError(f"{path}: the names of {len(packing.tensors)} tensors do not fit in a checkpoint")
-    place = bytes(raw[: 8 + size]).index(_BLANK)
-    checksum = hashlib.sha256(raw).hexdigest().encode()
+    # The widest numbers first, so that each begins at a multiple of its size.
+    tensors = dict(sorted(packing.tensors.items(), key=lambda item: -item[1].element_size()))
+    header = _header(tensors, {_ENTRY: text})
+    if len(header) > _LONGEST_HEADER:
+        raise ValueError(f"{path}: the names of {len(tensors)} tensors do not fit in a checkpoint")
+    checksum = hashlib.sha256(header)
+    for x in tensors.values():
+        checksum.update(_raw(x))
 
     def fill(file: IO[bytes]) -> None:
-        for part in (raw[:place], checksum, raw[place + len(checksum) :]):
-            file.write(part)
+        file.write(header.replace(_BLANK, checksum.hexdigest().encode(), 1))
+        for x in tensors.values():  # one after the other: all of them may be half of what there is of memory
+            file.write(_raw(x))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # by a run that was killed while it wrote
@@ -106,15 +112,22 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
     return Saved(State(**state), tuple(content["history"]), content["finished"], content["extra"])
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
-    found, taken = {}, set()
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """How a safetensors file of these tensors begins: its size, then names, types, shapes and places."""
+    content: dict[str, Any] = {"__metadata__": metadata}
+    first = 0
     for name, x in tensors.items():
-        x = x.detach().cpu().contiguous()
-        memory = x.untyped_storage().data_ptr()
-        found[name] = x.clone() if memory in taken else x
-        taken.add(memory)
-    return found
+        last = first + x.numel() * x.element_size()
+        content[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [first, last]}
+        first = last
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _raw(x: Tensor) -> memoryview:
+    """The bytes of a tensor, row by row."""
+    return memoryview(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _checksum(path: Path, stated: bytes) -> bytes:
@@ -138,6 +151,11 @@ class _Packing:
         self._numbers: dict[int, int] = {}
 
     def packed(self, value: Any, place: str) -> Any:
+        if isinstance(value, Tensor) and value.is_sparse:
+            value = value.coalesce()
+            parts = {"indices": value.indices(), "values": value.values()}
+            packed = {name: self.packed(part, f"{place}/{name}") for name, part in parts.items()}
+            return {"sparse": packed | {"shape": list(value.shape)}}
         if isinstance(value, Tensor):
             memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
             name = self._names.setdefault(memory, f"{len(self.tensors)} {place}")  # a number: places may be spelt alike
@@ -160,6 +178,9 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mappin
             return tensors[name]
         case {"table": number}:
             return tables[number]
+        case {"sparse": {"shape": shape, **parts}}:
+            indices, values = (_unpacked(parts[name], tensors, tables) for name in ("indices", "values"))
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
         case {"work": counts}:
             return Work(**counts)
         case [*items]:

@@ -82,10 +82,23 @@ def report(args: Sequence[str]) -> None:
     say(f"written to {html.write(Path(args[0]))}")
 
 
+def bench(args: Sequence[str]) -> None:
+    """Nothing; speed is measured, or with ``resources`` first what methods need for the same accuracy."""
+    if args and args[0] == "resources":
+        from hetperm.resources import command
+
+        command.main(args[1:])
+    else:
+        from hetperm.benchmark import command
+
+        command.main(args)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (train, "train personal models and compare with rivals"),
     "reproduce": (reproduce, "run an experiment of the paper, with all rivals and several seeds"),
     "report": (report, "write report.html of a run's folder anew"),
+    "bench": (bench, "time rounds and epochs; hetperm bench resources: what methods need for the same accuracy"),
 }
 
 
@@ -225,11 +238,11 @@ def _run(config: Config) -> None:
 
 def announce(setting: Any) -> None:
     """Nothing; what is going to be trained, and what each tier can afford, is printed."""
-    from hetperm.engine import name_of
+    from hetperm.engine import choose
     from hetperm.report import tables
 
     config = setting.config
-    engine = name_of(config.engine, config.workers, setting.shop)
+    engine = choose(config.engine, config.workers, setting.clients, setting.shop)
     workers = f" with {config.workers} workers" if config.workers > 1 else ""
     say(f"{setting.description}; engine {engine}{workers}")
     if setting.profile:

@@ -135,10 +135,14 @@ class Config:
     """Precision of models and data."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
-    engine: Literal["auto", "sequential", "threads"] = "auto"
-    """How visits are run, with the same numbers: one after the other, or those of a round at once; auto: by workers."""
+    engine: Literal["auto", "sequential", "batched", "threads", "processes"] = "auto"
+    """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on several
+    threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
     workers: int = 1
-    """Threads that run visits."""
+    """Threads or processes that run visits; decides no number."""
+    idle_models: Literal["memory", "disk"] = "memory"
+    """Where PERM's personal models wait for their next visit: in memory, or in mapped files on the disk of the run's
+    folder, for more of them than fit; decides no number."""
     seed: int = 0
     """Decides all randomness of a run."""
     seeds: tuple[int, ...] = ()
@@ -187,7 +191,7 @@ class Config:
 
 
 FIELDS = tuple(each.name for each in fields(Config))
-NOT_KEPT = ("out", "resume", "quiet", "engine", "workers")  # what decides no number
+NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # what decides no number
 
 
 def load(path: str | Path) -> Config:
@@ -410,8 +414,9 @@ CHECKS: dict[str, Check] = {
     "eval_finished": _whole(0),
     "dtype": _one_of("float32", "float64"),
     "device": _text,
-    "engine": _one_of("auto", "sequential", "threads"),
+    "engine": _one_of("auto", "sequential", "batched", "threads", "processes"),
     "workers": _whole(1),
+    "idle_models": _one_of("memory", "disk"),
     "seed": _whole(0),
     "seeds": _several(_whole(0)),
     "quiet": _flag,

@@ -1,6 +1,6 @@
 """What the server learns about its clients: the gradients that they report, and how far apart these are (stage 1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -96,10 +96,16 @@ def reported(
     reports = run_all(engine, tasks, [f"epoch {r}: gradient of client {j}" for j in range(len(clients))])
     for j, got in enumerate(reports):
         finite({"the gradient": got.gradient}, f"epoch {r}: client {j}")
-    zeta = discrepancy.pairwise(torch.stack([got.gradient for got in reports]).double())
+    zeta = discrepancy.pairwise(_chunks([got.gradient for got in reports]))
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([got.noise for got in reports], dtype=torch.float64)
     q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
     down = sum(num_bytes(params) for params in held)
     up = down if sketch is None else sum(num_bytes({"sketch": got.gradient}) for got in reports)
     return zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up + 16 * len(clients))  # and the noise, and n_i
+
+
+def _chunks(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+    """(N, columns) of the gradients at a time, in float64: never a second copy of all of them."""
+    for columns in zip(*(gradient.split(discrepancy.COLUMNS) for gradient in gradients), strict=True):
+        yield torch.stack(columns).double()

@@ -21,7 +21,7 @@ from hetperm import config as configuration
 from hetperm import saved as models
 from hetperm.client import Client
 from hetperm.config import Config
-from hetperm.engine import name_of
+from hetperm.engine import choose
 from hetperm.local import Loss
 from hetperm.methods import ALGORITHMS, check
 from hetperm.partial import coverage
@@ -40,7 +40,7 @@ class Result:
     """What a run came to; accuracies are those of the models that clients would deploy, on test data.
 
     Attributes:
-        alpha: (N, N) who learns from whom; None for algorithms without mixing weights.
+        alpha: (N, N) who learns from whom, sparse from a thousand clients on; None without mixing weights.
         accuracy: mean over clients; `tiers`: by size of model; `clients`: one row each.
         folder: where it was written; None if it was not.
         history: the metrics, one row per epoch.
@@ -323,13 +323,23 @@ def _method_summary(trained: Trained) -> dict[str, Any]:
     }
 
 
+def _matrix(alpha: Tensor) -> Any:
+    """Mixing weights as numpy has them, or scipy if they are sparse."""
+    if not alpha.is_sparse:
+        return alpha.cpu().numpy()
+    from scipy import sparse
+
+    alpha = alpha.cpu().coalesce()
+    return sparse.csr_array((alpha.values().numpy(), tuple(alpha.indices().numpy())), shape=tuple(alpha.shape))
+
+
 def _alpha_summary(setting: Setting, alpha: Tensor | None) -> dict[str, Any] | None:
     if alpha is None:
         return None
     return {
         "effective_partners": float(mixing.effective_partners(alpha).mean()),
         "nonzero": float(mixing.nonzero(alpha).double().mean()),
-        "self_weight": float(alpha.diagonal().mean()),
+        "self_weight": mixing.self_weight(alpha),
         "same_tier_mass": mixing.same_group_mass(alpha, setting.tiers),
         "same_group_mass": None if setting.groups is None else mixing.same_group_mass(alpha, setting.groups),
     }
@@ -347,7 +357,7 @@ def _write(result: Result) -> None:
     if rivals:
         files.write_csv(folder / "baselines.csv", rivals)
     if result.alpha is not None:
-        files.write_alpha(folder, result.alpha.cpu().numpy())
+        files.write_alpha(folder, _matrix(result.alpha))
 
 
 def _write_coverage(result: Result) -> None:
@@ -381,7 +391,7 @@ def _save_models(result: Result) -> None:
             "input": list(x.shape[1:]),
             **({} if x.is_floating_point() else {"input_dtype": str(x.dtype).removeprefix("torch.")}),
             **({} if client.classes is None else {"classes": client.classes.nonzero().flatten().tolist()}),
-            "alpha": None if result.alpha is None else result.alpha[i].tolist(),
+            "alpha": None if result.alpha is None else result.alpha[i].to_dense().tolist(),
             "algorithm": result.main.method,
             "dataset": setting.dataset,
             "seed": setting.config.seed,
@@ -395,7 +405,7 @@ def _draw(result: Result) -> None:
     folder = result.folder
     title = _title(result.summary)
     if result.alpha is not None:
-        alpha, tiers = result.alpha.cpu().numpy(), result.setting.tiers
+        alpha, tiers = result.alpha.to_dense().cpu().numpy(), result.setting.tiers
         names = result.setting.tier_names
         figure = pictures.alpha_map(
             alpha, result.setting.groups, title=f"who learns from whom: {title}", tiers=tiers, largest_first=names
@@ -439,7 +449,7 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
         "seconds": seconds + sum(each.earlier for each in methods.values()),
         "seconds_by_method": {name: each.seconds for name, each in methods.items()},
         "peak_memory_mb": peak / 2**20,
-        "engine": name_of(config.engine, config.workers, result.setting.shop),
+        "engine": choose(config.engine, config.workers, result.setting.clients, result.setting.shop),
         "workers": config.workers,
         "device": config.device,
         "command": sys.argv,

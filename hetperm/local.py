@@ -74,6 +74,10 @@ class Workbench:
         """The gradient of the model on the bench, parameter by parameter; zero where the loss does not depend on it."""
         return self.gradient_of(self.value(x, y))
 
+    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        """(m, d) the gradient on each of m pieces of the data, rows of ``x`` and ``y``, flat."""
+        return torch.stack([flat(self.gradient(x[piece], y[piece])) for piece in pieces])
+
     def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
         """The gradient of something computed from the model on the bench."""
         return torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
@@ -85,11 +89,17 @@ def masked(logits: Tensor, classes: Tensor | None) -> Tensor:
 
 
 class Workshop:
-    """A workbench for every width; made when a model of that width comes in."""
+    """A workbench for every width, of the given kind; made when a model of that width comes in."""
 
-    def __init__(self, module: nn.Module, loss: Loss, scalable: ScalableModel | None = None):
-        self.loss, self.scalable = loss, scalable
-        self._benches = {1.0: Workbench(module, loss, shop=self)}
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        scalable: ScalableModel | None = None,
+        kind: Callable[..., Workbench] = Workbench,
+    ):
+        self.loss, self.scalable, self.kind = loss, scalable, kind
+        self._benches = {1.0: kind(module, loss, shop=self)}
         self._inside: dict[tuple[float, float], IndexSet] = {}
         self._lock = threading.Lock()  # workshops of several workers share the scalable model
 
@@ -105,7 +115,7 @@ class Workshop:
                 raise ValueError(f"there is no bench for width {width:g}: this model comes in one size")
             with self._lock:
                 module = self.scalable.extract(width).module
-            self._benches[width] = Workbench(module, self.loss, width=width, shop=self)
+            self._benches[width] = self.kind(module, self.loss, width=width, shop=self)
         return self._benches[width]
 
     def inside(self, own: float, width: float) -> IndexSet:
@@ -116,22 +126,19 @@ class Workshop:
                 self._inside[own, width] = self.scalable.index(width, within=counts)
         return self._inside[own, width]
 
-    def copy(self) -> "Workshop":
+    def copy(self, kind: Callable[..., Workbench] | None = None) -> "Workshop":
         """Another workshop for the same models, with benches of its own: for a worker beside this one."""
-        other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable)
+        other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable, kind or self.kind)
         other._lock = self._lock
         return other
 
 
-def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices of ``steps`` mini-batches of ``min(batch_size, n)``, drawn without replacement, shard after shard."""
+def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Tensor:
+    """(steps, size) indices of mini-batches of ``min(batch_size, n)``, drawn without replacement, shard after shard."""
     size = min(batch_size, n)
-    order = torch.empty(0, dtype=torch.long)
-    for _ in range(steps):
-        if len(order) < size:
-            order = torch.randperm(n, generator=generator)
-        yield order[:size]
-        order = order[size:]
+    fit = n // size  # batches in one pass over the shard
+    passes = [torch.randperm(n, generator=generator)[: fit * size] for _ in range(-(-steps // fit))]
+    return torch.cat([*passes, torch.empty(0, dtype=torch.long)]).reshape(-1, size)[:steps]
 
 
 def sgd_update(
@@ -226,7 +233,7 @@ def _batches_and_widths(
     n: int, batch_size: int, steps: int, widths: Sequence[float], generator: torch.Generator
 ) -> Iterator[tuple[Tensor, float]]:
     """(batch, width) of every step; widths are drawn after all batches, which so are those of plain SGD."""
-    for batch in list(batches(n, batch_size, steps, generator)):
+    for batch in batches(n, batch_size, steps, generator):
         yield batch, widths[int(torch.randint(len(widths), (), generator=generator))]
 
 
@@ -268,8 +275,7 @@ def micro_gradients(
     x, y = shard
     m = min(parts, max(1, len(x) // (2 if bench.norms else 1)))
     pieces = torch.randperm(len(x), generator=generator).tensor_split(m)
-    gradients = torch.stack([flat(bench.gradient(x[piece], y[piece])) for piece in pieces])
-    return gradients, torch.tensor([len(piece) for piece in pieces])
+    return bench.gradients(x, y, pieces), torch.tensor([len(piece) for piece in pieces])
 
 
 def flat(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

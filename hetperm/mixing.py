@@ -6,7 +6,7 @@ that the labels do not decide.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from hetperm.simplex import water_fill
 ENTRIES = 2**21  # of a block of rows that is solved in one go: ten temporaries of 16 MB
 NOISE = 0.2  # lam of the "noise" rule, in units of N times the variance of one sample
 LEVEL = 0.5  # water level of the "level" rule, in units of the noise of a distance
+SPARSE_FROM = 1000  # clients; from here on alpha is kept and written sparse
 RESOLUTION = 1e-6  # distances that are smaller than this share of the largest one are rounding
 
 
@@ -277,30 +278,69 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
     return torch.cat([part.to_sparse() for part in parts]).coalesce()
 
 
+def rows_of(alpha: Tensor) -> list[dict[int, float]]:
+    """For each client the weights of those it learns from at all, dense or sparse.
+
+    Example:
+        >>> rows_of(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        [{0: 0.5, 1: 0.5}, {1: 1.0}]
+    """
+    (i, j), values = _entries(alpha)
+    rows: list[dict[int, float]] = [{} for _ in range(len(alpha))]
+    for row, column, value in zip(i.tolist(), j.tolist(), values.tolist()):
+        rows[row][column] = value
+    return rows
+
+
+def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the non-zero entries are, (2, entries), and what they are, row by row."""
+    alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
+    keep = alpha.values() != 0
+    return alpha.indices()[:, keep], alpha.values()[keep]
+
+
+def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **how: Any) -> Tensor:
+    """The mixing weights of `weights`, with the same arguments, as a sparse tensor that was never dense."""
+    return sparse(blocks(zeta, q, n, **how))
+
+
 def effective_partners(alpha: Tensor) -> Tensor:
     r"""How many clients each client learns from, (N,): :math:`1 / \sum_j \alpha_{ij}^2`, k if k of them weigh the same.
 
     Args:
-        alpha: (N, N) mixing weights.
+        alpha: (N, N) mixing weights, dense or sparse.
 
     Example:
         >>> effective_partners(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
         tensor([2., 1.])
     """
-    return 1 / alpha.square().sum(-1)
+    (i, _), values = _entries(alpha)
+    return 1 / values.new_zeros(len(alpha)).index_add_(0, i, values.square())
 
 
 def nonzero(alpha: Tensor) -> Tensor:
     """The number of clients each client learns from at all, (N,).
 
     Args:
-        alpha: (N, N) mixing weights.
+        alpha: (N, N) mixing weights, dense or sparse.
 
     Example:
         >>> nonzero(torch.tensor([[0.9, 0.1], [0.0, 1.0]]))
         tensor([2, 1])
     """
-    return (alpha != 0).sum(-1)
+    (i, _), _ = _entries(alpha)
+    return i.bincount(minlength=len(alpha))
+
+
+def self_weight(alpha: Tensor) -> float:
+    """The weight of clients on themselves, averaged over clients.
+
+    Example:
+        >>> self_weight(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        0.75
+    """
+    (i, j), values = _entries(alpha)
+    return float(values[i == j].double().sum()) / len(alpha)
 
 
 def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
@@ -321,8 +361,8 @@ def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
         raise ValueError(f"{len(labels)} groups for {len(alpha)} clients; give one for each")
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     group = torch.tensor([number[label] for label in labels], device=alpha.device)
-    same = group[:, None] == group
-    return float((alpha.double() * same).sum(-1).mean())
+    (i, j), values = _entries(alpha)
+    return float(values[group[i] == group[j]].double().sum()) / len(alpha)
 
 
 # Borders

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hetperm import complexity
+from hetperm import complexity, store
 from hetperm.client import Client
 from hetperm.local import Params
 from hetperm.randomness import seed_for
+from hetperm.store import Keep
 from submodels import IndexSet, Random, Rolling, ScalableModel, Static, average
 from submodels.skeleton import named_tensors
 
@@ -27,10 +28,11 @@ class Parts:
     Args:
         scalable: the global model; None if nobody holds less than all of it.
         heads: names of the parameters that have a row for every class.
+        keep: where a model that was put together waits for its next visit.
     """
 
-    def __init__(self, scalable: ScalableModel | None = None, heads: Sequence[str] = ()):
-        self.scalable, self.heads = scalable, tuple(heads)
+    def __init__(self, scalable: ScalableModel | None = None, heads: Sequence[str] = (), keep: Keep = store.in_memory):
+        self.scalable, self.heads, self.keep = scalable, tuple(heads), keep
         self._static: dict[tuple[float, float], IndexSet | None] = {}
 
     def index(
@@ -77,8 +79,8 @@ class Parts:
     def put(self, params: Params, index: IndexSet | None, part: Params) -> Params:
         """The model with a part of it replaced."""
         if index is None:
-            return part
-        return {name: index.scatter_(name, x.clone(), part[name]) for name, x in params.items()}
+            return self.keep(part)
+        return self.keep({name: index.scatter_(name, x.clone(), part[name]) for name, x in params.items()})
 
     def add(self, params: Params, index: IndexSet | None, part: Params, weight: float) -> Params:
         """The model with ``weight`` times a part added to it, such as a step of those who hold only the part."""
@@ -107,7 +109,12 @@ class Parts:
         return average(w, updates, rows=rows)
 
     def mixed(
-        self, i: int, models: Sequence[Params], widths: Sequence[float], weights: Sequence[float], order: Sequence[int]
+        self,
+        i: int,
+        models: Sequence[Params],
+        widths: Sequence[float],
+        weights: Mapping[int, float],
+        order: Sequence[int],
     ) -> Params:
         r"""Client i's model, mixed with the parts that it has in common with the models of others.
 
@@ -116,13 +123,13 @@ class Parts:
         Coordinates that no weight falls on keep their value.
 
         Args:
-            models, widths, weights: of all clients.
+            models, widths: of all clients; `weights`: of those that i learns from.
             order: the clients in the order to sum in.
         """
         total = {name: torch.zeros_like(x) for name, x in models[i].items()}
         weight = {name: torch.zeros_like(x) for name, x in models[i].items()}
         for width in sorted(set(widths)):
-            members = [j for j in order if widths[j] == width and weights[j] > 0]
+            members = [j for j in order if widths[j] == width and j in weights]
             if not members:
                 continue
             share = sum(weights[j] for j in members)

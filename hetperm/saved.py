@@ -14,7 +14,6 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from hetperm import __version__
-from hetperm.checkpoint import apart
 from hetperm.report import folder as files
 from submodels import IndexSet, ScalableModel, zoo
 from submodels.skeleton import named_tensors
@@ -44,7 +43,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
     for key in _NEEDED:
         if key not in manifest:
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
-    raw = safetensors.save(apart(dict(named_tensors(module))), {"format": "pt"})
+    raw = safetensors.save(_apart(dict(named_tensors(module))), {"format": "pt"})
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,3 +216,14 @@ def _misfit(what: str, manifest: Mapping[str, Any], *, given: bool) -> ValueErro
     who = "the model given" if given else f"{manifest['architecture']['name']} as it is built here"
     remedy = "give the one it was cut from" if given else f"load it with hetperm {manifest['hetperm']}"
     return ValueError(f"{who} does not fit client {manifest['client']}: {what}; {remedy}")
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
+    found, taken = {}, set()
+    for name, x in tensors.items():
+        x = x.detach().cpu().contiguous()
+        memory = x.untyped_storage().data_ptr()
+        found[name] = x.clone() if memory in taken else x
+        taken.add(memory)
+    return found

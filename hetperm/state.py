@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hetperm.local import Params
+from hetperm.store import Keep, in_memory
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class State:
         """The models clients would use now: the tail average where it has begun."""
         return self.tail if self.tail is not None else self.v
 
-    def averaged(self, begins: float) -> "State":
-        """The state with v taken into the tail average, from epoch ``begins`` on."""
+    def averaged(self, begins: float, keep: Keep = in_memory) -> "State":
+        """The state with v taken into the tail average, from epoch ``begins`` on; ``keep`` says where its models wait."""
         if self.r < begins:
             return self
         count = self.tail_count + 1
         if self.tail is None:
             return replace(self, tail=self.v, tail_count=1)
-        tail = tuple(mixed((old, 1 - 1 / count), (new, 1 / count)) for old, new in zip(self.tail, self.v, strict=True))
+        pairs = zip(self.tail, self.v, strict=True)
+        tail = tuple(keep(mixed((old, 1 - 1 / count), (new, 1 / count))) for old, new in pairs)
         return replace(self, tail=tail, tail_count=count)
 
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
-from hetperm import checkpoint
+from hetperm import checkpoint, mixing
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.engine import engine_for
 from hetperm.evaluate import evaluate, summarise
 from hetperm.local import Params, Workbench, masked
 from hetperm.methods import ALGORITHMS, ONE_SIZE, options_for
-from hetperm.partial import own_widths
+from hetperm.partial import Parts, own_widths
 from hetperm.setting import Setting
 from hetperm.state import State
+from hetperm.store import on_disk
 from hetperm.visits import NotFinite
 from submodels.norms import recalibrate
 
@@ -141,6 +142,8 @@ def _epochs(
     make, _ = ALGORITHMS[method]
     options = options_for(method, config, steps=steps)
     sized, arguments = (setting.one_size(), {}) if method in ONE_SIZE else (setting, {"parts": setting.parts})
+    if arguments and config.idle_models == "disk":
+        arguments["parts"] = Parts(setting.parts.scalable, setting.parts.heads, keep=on_disk(folder))
 
     def keep(state: State, rows: Sequence[Mapping[str, Any]], **more: Any) -> checkpoint.Saved:
         extra = {"setting": fingerprint, "seconds": time.perf_counter() - began, **more}
@@ -234,9 +237,9 @@ def _visits(config: Config, before: State, after: State) -> dict[str, int]:
     """The visits of one epoch, and the rounds they took: as many as the largest degree, or N on the ring."""
     if before.alpha is None:
         return {}
-    pairs = before.alpha > 0
-    degree = int(torch.maximum(pairs.sum(0), pairs.sum(1)).max())
-    rounds = degree if config.schedule == "colour" else len(pairs)
+    rounds = len(before.alpha)
+    if config.schedule == "colour":
+        rounds = max(int(mixing.nonzero(alpha).max()) for alpha in (before.alpha, before.alpha.T))
     return {"epoch_visits": after.work.visits - before.work.visits, "epoch_rounds": rounds}
 
 

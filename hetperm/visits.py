@@ -4,6 +4,7 @@ A host that is smaller than the model that visits it trains a part of the model,
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hetperm import shuffle
+from hetperm import mixing, shuffle
 from hetperm.client import Client
 from hetperm.engine import Task, run_all
 from hetperm.local import Params, distil_update, sgd_update
@@ -35,6 +36,11 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
     """
     if rule == "paper":
         return eta * alpha * len(alpha)
+    if rule == "max" and alpha.is_sparse:
+        alpha = alpha.coalesce()
+        (i, _), values = alpha.indices(), alpha.values()
+        largest = values.new_zeros(len(alpha)).scatter_reduce_(0, i, values, "amax")
+        return torch.sparse_coo_tensor(alpha.indices(), eta * values / largest[i], alpha.shape, is_coalesced=True)
     if rule == "max":
         return eta * alpha / alpha.amax(dim=1, keepdim=True)
     raise ValueError(f"unknown step_rule {rule!r}; use 'max' or 'paper'")
@@ -77,12 +83,12 @@ def personal_epoch(
     """
     v = list(state.v)
     own = own_widths(clients) if widths is None else widths
-    lr = step_sizes(state.alpha, personal_lr, step_rule)
+    lr = mixing.rows_of(step_sizes(state.alpha, personal_lr, step_rule))
     here = present(clients, participation, seed=seed, r=state.r)
     pupils = {width: [p for p in sorted({c.width for c in clients}) if parts.nested(width, p)] for width in set(own)}
 
     def task(i: int, j: int, index: IndexSet | None) -> Task:
-        how = {"steps": local_steps, "batch_size": batch_size, "lr": float(lr[i, j])}
+        how = {"steps": local_steps, "batch_size": batch_size, "lr": lr[i][j]}
         update = partial(sgd_update, **how)
         if inplace_kd and index is None and pupils[own[i]]:
             update = partial(distil_update, widths=pupils[own[i]], weight=inplace_kd, **how)
@@ -91,7 +97,7 @@ def personal_epoch(
 
     work = Work(rounds=len(rounds))
     for t, visits in enumerate(rounds):
-        visits = [(i, j) for i, j in visits if state.alpha[i, j] > 0]
+        visits = [(i, j) for i, j in visits if j in lr[i]]
         if nested == "skip":
             visits = [(i, j) for i, j in visits if parts.nested(own[i], clients[j].width) is None]
         away = sum(not here[j] for _, j in visits)
@@ -123,8 +129,7 @@ def mixed_by_alpha(state: State, clients: Sequence[Client], parts: Parts, widths
     which has all models at the end of an epoch: nothing is sent. Ours, not in the paper.
     """
     order = sorted(range(len(clients)), key=lambda j: clients[j].key)
-    rows = state.alpha.tolist()
-    v = tuple(parts.mixed(i, state.v, widths, rows[i], order) for i in range(len(clients)))
+    v = tuple(parts.mixed(i, state.v, widths, row, order) for i, row in enumerate(mixing.rows_of(state.alpha)))
     return replace(state, v=v)
 
 
@@ -140,7 +145,8 @@ def rounds_of(alpha: Tensor, kind: str, generator: torch.Generator) -> list[list
 def finite(params: Params, where: str) -> Params:
     """The model itself; an error that says where if it is not finite."""
     for name, x in params.items():
-        if not torch.isfinite(x).all():
+        # A finite sum settles it at a third of the price; a sum may also overflow, hence the second look.
+        if not math.isfinite(float(x.sum())) and not torch.isfinite(x).all():
             raise NotFinite(
                 f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
             )

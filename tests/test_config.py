@@ -85,7 +85,7 @@ def test_a_configuration_comes_back_from_its_toml_as_it_was(config, tmp_path):
 
 
 def test_where_a_run_is_written_and_what_it_says_is_not_in_its_toml():
-    how = {"resume": True, "engine": "threads", "workers": 2}
+    how = {"resume": True, "workers": 2}
     assert Config(out="there", quiet=True, **how).to_toml() == Config().to_toml()
 
 

@@ -75,14 +75,13 @@ def test_csv_is_read_as_it_was_written_and_a_tier_of_digits_stays_a_name(tmp_pat
     assert folder.read_csv(tmp_path / "x.csv") == rows
 
 
-def test_a_large_alpha_is_written_sparse(tmp_path, monkeypatch):
+def test_a_sparse_alpha_is_written_sparse(tmp_path):
     from scipy import sparse
 
     alpha = np.diag([1.0, 0.5, 1.0]) + np.diag([0.0, 0.5], 1)
     folder.write_alpha(tmp_path, alpha)
     assert np.array_equal(np.load(tmp_path / "alpha.npy"), alpha)
-    monkeypatch.setattr(folder, "DENSE_UP_TO", 2)
-    folder.write_alpha(tmp_path, alpha)
+    folder.write_alpha(tmp_path, sparse.csr_array(alpha))
     assert np.array_equal(sparse.load_npz(tmp_path / "alpha.npz").toarray(), alpha)
 
 

@@ -476,10 +476,25 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, w
 # Engines
 
 
-@pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "threads"}, {"engine": "threads", "workers": 3}], ids=str)
-def test_engine_and_workers_change_nothing(how, whole, tmp_path):
-    run(tiny(out=tmp_path / "run", **how))
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_workers_changes_nothing(workers, whole, tmp_path):
+    run(tiny(out=tmp_path / "run", workers=workers))
     ended_alike(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("how", [{"engine": "threads"}, {"engine": "threads", "workers": 3}, {"engine": "processes"}])
+def test_engines_change_nothing_but_their_name(how, tmp_path):
+    """But the batched one, which rounds otherwise."""
+    run(tiny(out=tmp_path / "one", engine="sequential"))
+    run(tiny(out=tmp_path / "other", **how))
+    toml = tmp_path / "other" / "config.toml"
+    toml.write_text(toml.read_text().replace(f'engine = "{how["engine"]}"', 'engine = "sequential"'))
+    ended_alike(tmp_path / "other", tmp_path / "one")
+
+
+def test_a_run_is_not_resumed_on_an_engine_that_rounds_otherwise(copied):
+    with pytest.raises(ValueError, match="engine was 'auto' and is now 'sequential'; set it back"):
+        run(tiny(out=copied, resume=True, engine="sequential"))
 
 
 # Several seeds

@@ -92,7 +92,7 @@ def meta_update(
     """
     x, y = shard
     bench.load(params)
-    draws = batches(len(x), batch_size, steps * (2 if difference is None else 3), generator)
+    draws = iter(batches(len(x), batch_size, steps * (2 if difference is None else 3), generator))
     for _ in range(steps):
         w = bench.take()
         D = next(draws)

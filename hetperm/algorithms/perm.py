@@ -126,7 +126,8 @@ def _with_weights(state: State, clients: Sequence[Client], engine, options: Opti
         compare=options.discrepancy,
         extraction=options.extraction,
     )
-    alpha = mixing.weights(
+    found = mixing.weights if len(clients) < mixing.SPARSE_FROM else mixing.sparse_weights
+    alpha = found(
         zeta,
         q,
         n,
@@ -159,7 +160,7 @@ def _visits(state: State, clients: Sequence[Client], engine, options: Options, p
         inplace_kd=options.inplace_kd,
     )
     state = replace(state, r=state.r + 1)
-    tailed = state.averaged(tail_begins(options.tail_average, options.epochs))
+    tailed = state.averaged(tail_begins(options.tail_average, options.epochs), parts.keep)
     if options.server_mix == "none" or state.r >= options.epochs:  # mixed models want another epoch of training
         return tailed
     return replace(tailed, v=mixed_by_alpha(state, clients, parts, widths).v)
@@ -174,8 +175,8 @@ def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, s
         return state
     widths = own_widths(clients, options.personal_width)
     v, work = [], Work()
-    for i, (params, own) in enumerate(zip(state.deployed, widths, strict=True)):
-        hosts = sorted(state.alpha[i].nonzero().flatten().tolist(), key=lambda j: clients[j].key)
+    for i, (params, own, weights) in enumerate(zip(state.deployed, widths, mixing.rows_of(state.alpha), strict=True)):
+        hosts = sorted(weights, key=lambda j: clients[j].key)
         indices = [parts.nested(own, clients[j].width) for j in hosts]
         held = [parts.cut(params, index) for index in indices]
         tasks = [
@@ -185,7 +186,7 @@ def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, s
         gradients = run_all(engine, tasks, [f"final step: model {i} at host {j}" for j in hosts])
         mixture = {name: torch.zeros_like(x) for name, x in params.items()}
         for j, index, part, g in zip(hosts, indices, held, gradients, strict=True):
-            mixture = parts.add(mixture, index, unflatten(g, part), float(state.alpha[i, j]))
+            mixture = parts.add(mixture, index, unflatten(g, part), weights[j])
         v.append(finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
         moved = sum(num_bytes(part) for part in held)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)

@@ -1,38 +1,65 @@
-"""Engines: how a list of tasks is run. All of them give the same numbers."""
+"""Engines: how a list of tasks is run. All of them give the same numbers, the batched one up to rounding."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from hetperm.client import Client
+from hetperm.engine.batched import Batched, can_batch
+from hetperm.engine.processes import Processes, can_fork
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task, run_all
 from hetperm.engine.threads import Threads, draws
 from hetperm.local import Workshop
 
-__all__ = ["Failure", "Sequential", "Task", "Threads", "engine_for", "run_all"]
+__all__ = ["Batched", "Engine", "Failure", "Processes", "Sequential", "Task", "Threads", "engine_for", "run_all"]
 
-log = logging.getLogger(__name__)
+
+class Engine(Protocol):
+    """What runs tasks."""
+
+    def run(self, tasks: Sequence[Task]) -> list:
+        """One outcome per task, in task order; a task that raised gives a Failure."""
+
+    def close(self) -> None:
+        """Nothing; its workers have ended."""
 
 
 @contextmanager
-def engine_for(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> Iterator[Sequential | Threads]:
-    """A context with an engine: "sequential", "threads", or "auto", which goes by the number of workers."""
-    if name_of(kind, workers, shop) == "sequential":
-        yield Sequential(clients, shop)
-        return
-    engine = Threads(clients, shop, workers)
+def engine_for(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> Iterator[Engine]:
+    """A context with an engine of a kind; "auto" goes by the model, and by the number of workers."""
+    match choose(kind, workers, clients, shop):
+        case "sequential":
+            engine = Sequential(clients, shop)
+        case "batched":
+            engine = Batched(clients, shop, workers)
+        case "threads":
+            engine = Threads(clients, shop, workers)
+        case "processes":
+            engine = Processes(clients, shop, workers)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def name_of(kind: str, workers: int, shop: Workshop) -> str:
-    """The name of that engine; models with dropout run one after the other, whatever was asked for."""
-    if kind == "sequential" or (kind == "auto" and workers == 1):
-        return "sequential"
-    if draws(shop.full.module):
-        log.warning("this model has dropout-like layers, which threads would disturb; visits run one after the other")
-        return "sequential"
-    return "threads"
+def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> str:
+    """The name of the engine that does it; an error if the one that was asked for cannot.
+
+    "auto" is "batched" for chains of linear layers, whatever the number of workers, so that this number decides no
+    bit; otherwise several workers are threads, or processes if the model draws random numbers of its own.
+    """
+    drawing, on_cpu = draws(shop.full.module), shop.full.slots[0].device.type == "cpu"
+    if kind == "auto":
+        if can_batch(clients, shop):
+            return "batched"
+        if workers == 1:
+            return "sequential"
+        if not drawing:
+            return "threads"
+        return "processes" if on_cpu and can_fork() else "sequential"
+    if kind == "threads" and drawing:
+        raise ValueError("threads would disturb each other in dropout-like layers; use engine 'processes' or 'auto'")
+    if kind == "processes" and not (on_cpu and can_fork()):
+        raise ValueError("engine 'processes' needs models on the CPU and a system that can fork; use engine 'threads'")
+    return kind

@@ -1,6 +1,6 @@
 """The sequential engine: one task after the other. The reference for all others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,13 @@ class Sequential:
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
         return [run_task(task, self.clients, self.shop) for task in tasks]
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """``function`` of every item, in order."""
+        return [function(item) for item in items]
+
+    def close(self) -> None:
+        """Nothing; there is nothing to end."""
 
 
 def run_task(task: Task, clients: Sequence[Client], shop: Workshop | Workbench) -> Any | Failure:

@@ -1,6 +1,6 @@
 """The threads engine: tasks at once, each worker with a workshop of its own. The same numbers as the sequential one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -41,6 +41,10 @@ class Threads:
         finally:
             self._shops.put(shop)
 
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """``function`` of every item, in order; it must not use a workshop."""
+        return list(self._pool.map(function, items))
+
     def _run(self, task: Task) -> Any | Failure:
         shop = self._shops.get()
         try:
@@ -56,8 +60,14 @@ class Threads:
 def draws(module: nn.Module) -> bool:
     """Whether a module draws from torch's global generator while it trains, which threads would share."""
     return any(
-        isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU)
-        or "drop" in type(part).__name__.lower()
+        isinstance(part, nn.RReLU)
         or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
+        or ("drop" in type(part).__name__.lower() and _rate(part) > 0)
         for part in module.modules()
     )
+
+
+def _rate(part: nn.Module) -> float:
+    """The share that a dropout-like layer drops; 1 if it does not say."""
+    rates = [getattr(part, name) for name in ("p", "drop_prob") if hasattr(part, name)]
+    return 1.0 if not rates else rates[0] or 0.0

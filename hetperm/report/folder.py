@@ -13,7 +13,6 @@ from typing import IO, Any
 import numpy as np
 
 RUNS = Path("runs")
-DENSE_UP_TO = 2000  # clients; a larger alpha is written sparse
 
 
 def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
@@ -123,14 +122,14 @@ def _value(key: str, text: str) -> Any:
     return text or None
 
 
-def write_alpha(folder: Path, alpha: np.ndarray) -> None:
-    """Nothing; alpha.npy holds the (N, N) mixing weights, or alpha.npz a sparse matrix if there are many clients."""
-    if len(alpha) <= DENSE_UP_TO:
+def write_alpha(folder: Path, alpha: "np.ndarray | sparse.sparray") -> None:
+    """Nothing; alpha.npy holds the (N, N) mixing weights, or alpha.npz if they are a sparse matrix."""
+    if isinstance(alpha, np.ndarray):
         write(folder / "alpha.npy", lambda file: np.save(file, alpha))
         return
     from scipy import sparse
 
-    write(folder / "alpha.npz", lambda file: sparse.save_npz(file, sparse.csr_array(alpha)))
+    write(folder / "alpha.npz", lambda file: sparse.save_npz(file, alpha))
 
 
 def mean_and_spread(summaries: Sequence[Any]) -> tuple[Any, Any]:

@@ -1,0 +1,104 @@
+"""The batched engine: SGD on many small models of one shape at once. Sums round otherwise than one after the other."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from hetperm import chain
+from hetperm.client import Client
+from hetperm.engine.sequential import Sequential
+from hetperm.engine.task import Failure, Task
+from hetperm.engine.threads import Threads
+from hetperm.local import Params, Workshop, batches, sgd_update
+
+ENTRIES = 2**23  # parameters in a stack: 32 MB, however many clients there are
+
+
+def can_batch(clients: Sequence[Client], shop: Workshop) -> bool:
+    """Whether these models are chains of linear layers, trained with cross-entropy on classes."""
+    return _layers(clients, shop) is not None
+
+
+def _layers(clients: Sequence[Client], shop: Workshop) -> list[chain.Layer] | None:
+    labels = [client.train[1] for client in clients]
+    classes = all([y.dtype == torch.int64 and y.dim() == 1 and int(y.min()) >= 0 for y in labels])
+    flat = all([client.train[0].dim() == 2 for client in clients])
+    return chain.layers_of(shop.full.module, flat=flat) if classes and shop.loss is F.cross_entropy else None
+
+
+class Batched:
+    """Runs SGD tasks in stacks of models of one shape, on ``workers`` threads, and other tasks one by one.
+
+    What is in a stack beside a model does not change a bit of it: neither workers nor the order of tasks matter.
+    """
+
+    def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int = 1):
+        self._layers = _layers(clients, shop)
+        if self._layers is None:
+            raise ValueError(
+                "the batched engine needs a chain of linear layers, trained with cross-entropy on classes; "
+                "use engine 'auto'"
+            )
+        self.clients, self.workers = clients, workers
+        shop = shop.copy(partial(chain.Chain, layers=self._layers))
+        self._rest = Threads(clients, shop, workers) if workers > 1 else Sequential(clients, shop)
+
+    def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
+        """One outcome per task, in task order; a task that raised gives a Failure."""
+        outcomes: list[Any] = [None] * len(tasks)
+        groups: dict[Any, list[int]] = {}
+        for k, task in enumerate(tasks):
+            groups.setdefault(self._shape(task), []).append(k)
+        single = groups.pop(None, [])
+        stacks = [stack for group in groups.values() for stack in self._stacks(group, tasks)]
+        done = self._rest.map(lambda stack: self._train([tasks[k] for k in stack]), stacks)
+        for stack, models in zip(stacks, done, strict=True):
+            if models is None:
+                single += stack
+            else:
+                for k, model in zip(stack, models, strict=True):
+                    outcomes[k] = model
+        for k, outcome in zip(single, self._rest.run([tasks[k] for k in single]), strict=True):
+            outcomes[k] = outcome
+        return outcomes
+
+    def close(self) -> None:
+        """Nothing; the threads have ended."""
+        self._rest.close()
+
+    def _shape(self, task: Task) -> tuple | None:
+        """What tasks of one stack have in common; None for a task that is no SGD."""
+        update = task.update
+        if not (isinstance(update, partial) and update.func is sgd_update and not update.args):
+            return None
+        how = update.keywords
+        return task.width, how["steps"], min(how["batch_size"], self.clients[task.host].n_train)
+
+    def _stacks(self, group: list[int], tasks: Sequence[Task]) -> list[list[int]]:
+        """The tasks in stacks: as many as there are workers at least, none larger than `ENTRIES` parameters."""
+        entries = sum(x.numel() for x in tasks[group[0]].params.values())
+        size = max(1, min(-(-len(group) // self.workers), ENTRIES // entries))
+        return [group[k : k + size] for k in range(0, len(group), size)]
+
+    def _train(self, tasks: Sequence[Task]) -> list[Params] | None:
+        """The models after their steps; None if something was wrong with one of them: then they go one by one."""
+        hosts = [self.clients[task.host] for task in tasks]
+        try:
+            params = {name: torch.stack([task.params[name] for task in tasks]) for name in tasks[0].params}
+            rows = [_rows(task, host) for task, host in zip(tasks, hosts, strict=True)]
+            lr = [task.update.keywords["lr"] for task in tasks]
+            shards, classes = [host.train for host in hosts], [host.classes for host in hosts]
+            chain.descend(self._layers, params, shards, rows, lr, classes)
+        except (RuntimeError, IndexError):
+            return None
+        # In memory of its own: a view would keep the whole stack alive.
+        return [{name: x[k].clone() for name, x in params.items()} for k in range(len(tasks))]
+
+
+def _rows(task: Task, host: Client) -> torch.Tensor:
+    """(K, b) the samples of every step, drawn as `sgd_update` draws them."""
+    how, generator = task.update.keywords, torch.Generator().manual_seed(task.seed)
+    return batches(host.n_train, how["batch_size"], how["steps"], generator)

@@ -1,0 +1,192 @@
+"""The processes engine: tasks at once, each worker a process of its own. The same numbers as the sequential one.
+
+Workers are forked: they have the clients' data without a copy. Models travel through memory that parent and worker
+share. A worker that dies is replaced, and does the task again.
+"""
+
+import contextlib
+import io
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetperm.client import Client
+from hetperm.engine.sequential import run_task
+from hetperm.engine.task import Failure, Task
+from hetperm.local import Workshop
+
+TRIES = 3  # of a task whose worker dies
+PATIENCE = 1.0  # seconds between two looks of an idle worker at whether its parent is still there
+
+
+def can_fork() -> bool:
+    """Whether this system can fork."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+class Processes:
+    """Runs tasks in ``workers`` processes; the tasks of one call must not touch each other's models."""
+
+    def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
+        self.clients, self.shop = clients, shop
+        size = sum(p.numel() * p.element_size() for p in shop.full.slots)
+        self._rooms = [Room(4 * size + 2**16) for _ in range(workers)]
+        self._workers: list[Worker | None] = [None] * workers
+
+    def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
+        """One outcome per task, in task order; a task that raised gives a Failure."""
+        outcomes: list[Any] = [None] * len(tasks)
+        waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
+        busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
+        free = list(range(len(self._rooms)))
+        while waiting or busy:
+            while waiting and free:
+                w, k = free.pop(), waiting.pop()
+                tries[k] += 1
+                busy[self._give(w, tasks[k])] = (w, k)
+            for pipe in wait(list(busy)):
+                w, k = busy.pop(pipe)
+                free.append(w)
+                try:
+                    outcome = self._rooms[w].read(pipe.recv_bytes())
+                except (EOFError, ConnectionError):
+                    died = self._workers[w].end()
+                    self._workers[w] = None
+                    if tries[k] < TRIES:
+                        waiting.append(k)
+                        continue
+                    lost = (
+                        f"the worker was ended {TRIES} times ({died}); is there memory for {len(self._rooms)} workers?"
+                    )
+                    outcome = RuntimeError(lost)
+                outcomes[k] = Failure(tasks[k], outcome) if isinstance(outcome, RuntimeError) else outcome
+        return outcomes
+
+    def _give(self, w: int, task: Task) -> Connection:
+        """The pipe on which worker w will answer; a worker that is not there, or no more, is made."""
+        for _ in range(TRIES):
+            if self._workers[w] is None:
+                self._workers[w] = Worker(self._rooms[w], self.clients, self.shop)
+            pipe = self._workers[w].pipe
+            try:
+                pipe.send_bytes(self._rooms[w].write(task))
+                return pipe
+            except ConnectionError:
+                self._workers[w].end()
+                self._workers[w] = None
+        raise RuntimeError("workers die as soon as they are started; use engine 'sequential'")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that are there."""
+        return [worker.process.pid for worker in self._workers if worker is not None]
+
+    def close(self) -> None:
+        """Nothing; the workers have ended."""
+        for w, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.end()
+                self._workers[w] = None
+
+
+class Worker:
+    """A forked process that does one task after the other until it gets an empty message, or its parent is gone."""
+
+    def __init__(self, room: "Room", clients: Sequence[Client], shop: Workshop):
+        self.pipe, other = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self.process = context.Process(target=_work, args=(other, self.pipe, room, clients, shop), daemon=True)
+        with warnings.catch_warnings():  # that threads do not survive a fork: the worker uses none of the parent's
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        other.close()
+
+    def end(self) -> str:
+        """How the process ended; it is made to if it still runs."""
+        with contextlib.suppress(ConnectionError):
+            self.pipe.send_bytes(b"")  # closing it would not do: workers that were forked later hold it open
+        self.pipe.close()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _work(pipe: Connection, parents: Connection, room: "Room", clients: Sequence[Client], shop: Workshop) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    parents.close()
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            while not pipe.poll(PATIENCE):
+                if os.getppid() != parent:
+                    return
+            message = pipe.recv_bytes()
+            if not message:
+                return
+            outcome = run_task(room.read(message), clients, shop)
+            if isinstance(outcome, Failure):  # as text: not every error survives a pickle
+                outcome = RuntimeError(str(outcome.error) or type(outcome.error).__name__)
+            pipe.send_bytes(room.write(outcome))
+
+
+@dataclass
+class Room:
+    """Memory shared by parent and worker, through which one message passes at a time."""
+
+    size: int
+
+    def __post_init__(self):
+        self._memory = mmap.mmap(-1, self.size)
+
+    def write(self, value: Any) -> bytes:
+        """The message for a value, to be sent through a pipe; its tensors are left in the room, as far as it goes."""
+        buffers: list[pickle.PickleBuffer] = []
+        text = io.BytesIO()
+        _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
+        first, places = 0, []
+        for buffer in buffers:
+            raw = buffer.raw()
+            last = first + raw.nbytes
+            if last > self.size:
+                places.append(bytes(raw))
+                continue
+            self._memory[first:last] = raw
+            places.append((first, last))
+            first = last
+        return pickle.dumps((text.getvalue(), places))
+
+    def read(self, message: bytes) -> Any:
+        """The value of a message; its tensors are in memory of their own."""
+        text, places = pickle.loads(message)
+        return pickle.loads(
+            text, buffers=[bytearray(at if isinstance(at, bytes) else self._memory[slice(*at)]) for at in places]
+        )
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as plain bytes beside the text: torch would share each of them by a file."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        value = value.detach().cpu()
+        raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+
+
+def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
