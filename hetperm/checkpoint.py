@@ -180,7 +180,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mappin
             return tables[number]
         case {"sparse": {"shape": shape, **parts}}:
             indices, values = (_unpacked(parts[name], tensors, tables) for name in ("indices", "values"))
-            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
         case {"work": counts}:
             return Work(**counts)
         case [*items]:

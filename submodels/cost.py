@@ -100,6 +100,7 @@ def count(
     """
     rule = _checked(optimizer, batch_size)
     arguments = _arguments(example_inputs, example_kwargs)
+    _start_autograd()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             step = _metered(_fake_copy(module), arguments, batch_size, _fake_batch)
@@ -151,6 +152,16 @@ def wire_bytes(module: nn.Module) -> int:
 
 
 # One training step.
+
+
+def _start_autograd() -> None:
+    """Nothing; autograd has looked which devices there are, and starts no threads for those that are only played.
+
+    A first backward pass without data would, and no process that was forked later could take another.
+    """
+    with torch.enable_grad():
+        x = torch.ones((), requires_grad=True)
+        torch.autograd.grad(x * x, x)
 
 
 def _loss(output: Any) -> Tensor | None:

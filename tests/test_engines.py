@@ -200,9 +200,19 @@ def test_an_engine_that_cannot_do_it_says_so_and_names_another(monkeypatch):
     ):
         pass
     monkeypatch.setattr("hetperm.engine.can_fork", lambda: False)
-    with pytest.raises(ValueError, match="a system that can fork; use engine 'threads'"):
+    with pytest.raises(ValueError, match="where a forked process can train; use engine 'threads'"):
         choose("processes", 2, clients, shop(cnn))
     assert choose("auto", 2, clients, shop(dropping)) == "sequential"
+
+
+def test_counting_the_cost_of_a_model_does_not_keep_processes_from_training():
+    """In a process of its own: it takes the first backward pass there is, and on tensors without data."""
+    code = (
+        "import torch; from torch import nn; from submodels.cost import count; from hetperm.engine import can_fork;"
+        "count(nn.Linear(2, 2), torch.zeros(1, 2), batch_size=2); print(can_fork())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -61,5 +61,8 @@ def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -
     if kind == "threads" and drawing:
         raise ValueError("threads would disturb each other in dropout-like layers; use engine 'processes' or 'auto'")
     if kind == "processes" and not (on_cpu and can_fork()):
-        raise ValueError("engine 'processes' needs models on the CPU and a system that can fork; use engine 'threads'")
+        raise ValueError(
+            "engine 'processes' needs models on the CPU, on a system where a forked process can train; "
+            "use engine 'threads'"
+        )
     return kind

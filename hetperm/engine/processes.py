@@ -12,7 +12,7 @@ import os
 import pickle
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -30,8 +30,31 @@ PATIENCE = 1.0  # seconds between two looks of an idle worker at whether its par
 
 
 def can_fork() -> bool:
-    """Whether this system can fork."""
-    return "fork" in multiprocessing.get_all_start_methods()
+    """Whether a forked process can train: not on every system, nor once autograd has started threads for a GPU."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return False
+    with _quiet_fork():
+        child = multiprocessing.get_context("fork").Process(target=_try_to_train)
+        child.start()
+    child.join()
+    return child.exitcode == 0
+
+
+def _try_to_train() -> None:
+    x = torch.ones((), requires_grad=True)
+    try:
+        torch.autograd.grad(x * x, x)
+    except RuntimeError:
+        os._exit(1)
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def _quiet_fork() -> Iterator[None]:
+    """A context without the warning that threads do not survive a fork: workers use none of their parent's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 class Processes:
@@ -106,8 +129,7 @@ class Worker:
         self.pipe, other = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
         self.process = context.Process(target=_work, args=(other, self.pipe, room, clients, shop), daemon=True)
-        with warnings.catch_warnings():  # that threads do not survive a fork: the worker uses none of the parent's
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with _quiet_fork():
             self.process.start()
         other.close()
 
