@@ -1,18 +1,17 @@
 """FedAvg: one global model for all; localized FedAvg: the same, then trained on by each client at home.
 
+Partial training in which every part is the whole.
+
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.budget import FineTuneOptions, RivalOptions, begin, budgeted, fine_tune
+from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
+from hetperm.algorithms.partial_training import partial_training, partial_training_ft
 from hetperm.client import Client
-from hetperm.global_model import local_sgd_round
 from hetperm.local import Params
-from hetperm.state import State
 
 
 def fedavg(clients: Sequence[Client], engine, start: Params, options: RivalOptions) -> Algorithm:
@@ -24,7 +23,7 @@ def fedavg(clients: Sequence[Client], engine, start: Params, options: RivalOptio
     The average is plain, as in the warm-up of PERM: clients count alike, as they do in the accuracy that is reported.
     Personal models: w, for everybody. A step costs one gradient.
     """
-    return Algorithm(partial(begin, clients, start), _epoch(clients, engine, options), finish=lambda state: state)
+    return partial_training(clients, engine, start, options, extraction="static")
 
 
 def fedavg_ft(clients: Sequence[Client], engine, start: Params, options: FineTuneOptions) -> Algorithm:
@@ -34,25 +33,4 @@ def fedavg_ft(clients: Sequence[Client], engine, start: Params, options: FineTun
 
     Personal models: w until `finish`, which fine-tunes the tail average of w where there is one.
     """
-    return Algorithm(
-        partial(begin, clients, start),
-        _epoch(clients, engine, options, spare=options.fine_tune_steps),
-        partial(fine_tune, clients, engine, options),
-    )
-
-
-def _epoch(clients: Sequence[Client], engine, options: RivalOptions, *, spare: int = 0) -> Callable[[State], State]:
-    def advance(state: State, t: int) -> State:
-        w, work = local_sgd_round(
-            state.w,
-            clients,
-            engine,
-            seed=options.seed,
-            r=t,
-            local_steps=options.local_steps,
-            batch_size=options.batch_size,
-            lr=options.lr,
-        )
-        return replace(state, w=w, v=(w,) * len(clients), work=state.work + work)
-
-    return budgeted(advance, options, cost=options.local_steps, spare=spare)
+    return partial_training_ft(clients, engine, start, options, extraction="static")
