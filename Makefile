@@ -5,14 +5,14 @@
 PYTHON ?= python3
 ARGS   ?=
 TRAIN  ?= scripts/train_hetero.py --capacity-profile mobile
-BENCH  ?= bench/extraction.py bench/mixing.py bench/capacity.py
+MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test train bench lint clean
+.PHONY: help setup test train bench microbench lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make or repair .venv
 	@command -v "$(PYTHON)" >/dev/null || { \
@@ -25,8 +25,11 @@ test: lint ## check the style, then run every test (ARGS go to pytest)
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)
 
-bench: setup ## time extraction against the naive version, and the solver and the schedule
-	@set -e; for file in $(BENCH); do echo "$(VENV) $$file $(ARGS)"; $(VENV) $$file $(ARGS); done
+bench: setup ## time rounds and epochs against a bare torch loop, literal epochs and peers (ARGS='--data-dir DATA': MNIST)
+	$(VENV) -m hetperm bench --out bench $(ARGS)
+
+microbench: setup ## time extraction against the naive version, and the solver and the schedule
+	@set -e; for file in $(MICRO); do echo "$(VENV) $$file $(ARGS)"; $(VENV) $$file $(ARGS); done
 
 lint: setup ## check the style
 	$(VENV) -m ruff check .

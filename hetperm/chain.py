@@ -98,13 +98,13 @@ class Chain(Workbench):
 
     def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         """(m, d) the gradient on each of m pieces of the data, flat; pieces of one size are done at once."""
-        found = x.new_empty(len(pieces), sum(p.numel() for p in self.slots))
-        for size in {len(piece) for piece in pieces}:
-            which = [k for k, piece in enumerate(pieces) if len(piece) == size]
+        sizes = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
+        parts = []
+        for which in sizes.values():
             rows = torch.stack([pieces[k] for k in which])
-            parts = self._gradients(x[rows], y[rows])
-            found[which] = torch.cat([g.flatten(1) for g in parts], dim=1)
-        return found
+            parts.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
+        order = torch.tensor([k for which in sizes.values() for k in which]).argsort()
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[order]
 
     def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """For each of m batches (m, b, ...) of data the gradient of the model, parameter by parameter (m, ...)."""

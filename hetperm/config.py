@@ -136,8 +136,8 @@ class Config:
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
     engine: Literal["auto", "sequential", "batched", "threads", "processes"] = "auto"
-    """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on several
-    threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
+    """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
+    several threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
     workers: int = 1
     """Threads or processes that run visits; decides no number."""
     idle_models: Literal["memory", "disk"] = "memory"

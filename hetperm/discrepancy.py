@@ -1,5 +1,6 @@
 """How far apart the data of clients are, read from their gradients (section 3.1 of the paper, Algorithm A1)."""
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -97,13 +98,19 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
     if size < 1:
         raise ValueError(f"a sketch of {size} numbers holds nothing; use 1 or more")
     d = gradient.shape[-1]
-    generator = generator_for(seed, "sketch")
-    place = torch.randint(size, (d,), generator=generator).to(gradient.device)
-    sign = torch.randint(2, (d,), generator=generator).mul_(2).sub_(1).to(gradient.device)
+    place, sign = (x.to(gradient.device) for x in _places(d, size, seed))
     rows = gradient.detach().reshape(-1, d)
     sums = [place.bincount(weights=row.double() * sign, minlength=size) for row in rows]
     out = torch.stack(sums) if sums else rows.new_zeros(0, size)
     return out.to(gradient.dtype).reshape(*gradient.shape[:-1], size)
+
+
+@functools.lru_cache(maxsize=2)
+def _places(d: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Place and sign of each of d coordinates in a sketch; every client of a round asks for the same."""
+    generator = generator_for(seed, "sketch")
+    place = torch.randint(size, (d,), generator=generator)
+    return place, torch.randint(2, (d,), generator=generator).mul_(2).sub_(1)
 
 
 def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
@@ -137,8 +144,8 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
         raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
     x = micro_gradients.detach()
     p = (s.double() / s.sum()).to(x.device)
-    g = (x * p[:, None].to(x.dtype)).sum(0)
-    squares = (x - g).square_().sum(1, dtype=torch.float64)
+    away = x - p.to(x.dtype) @ x
+    squares = torch.stack([row.dot(row) for row in away]).double()
     return float((p * squares).sum() / (m - 1))
 
 

@@ -45,7 +45,7 @@ def report(
     """
     gradients, sizes = micro_gradients(bench, params, shard, parts=noise_batches, generator=generator)
     shares = (sizes.double() / sizes.sum()).to(gradients)
-    mean = (gradients * shares[:, None]).sum(0)
+    mean = shares @ gradients
     if places is not None:
         at, d = places
         mean = mean.new_zeros(d).index_copy_(0, at.to(mean.device), mean)
@@ -96,7 +96,7 @@ def reported(
     reports = run_all(engine, tasks, [f"epoch {r}: gradient of client {j}" for j in range(len(clients))])
     for j, got in enumerate(reports):
         finite({"the gradient": got.gradient}, f"epoch {r}: client {j}")
-    zeta = discrepancy.pairwise(_chunks([got.gradient for got in reports]))
+    zeta = discrepancy.pairwise(_chunks([got.gradient for got in reports])).double()
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([got.noise for got in reports], dtype=torch.float64)
     q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
@@ -106,6 +106,6 @@ def reported(
 
 
 def _chunks(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
-    """(N, columns) of the gradients at a time, in float64: never a second copy of all of them."""
+    """(N, columns) of the gradients at a time: never a second copy of all of them."""
     for columns in zip(*(gradient.split(discrepancy.COLUMNS) for gradient in gradients), strict=True):
-        yield torch.stack(columns).double()
+        yield torch.stack(columns)

@@ -52,7 +52,7 @@ class State:
         return self.tail if self.tail is not None else self.v
 
     def averaged(self, begins: float, keep: Keep = in_memory) -> "State":
-        """The state with v taken into the tail average, from epoch ``begins`` on; ``keep`` says where its models wait."""
+        """The state with v taken into the tail average, from epoch ``begins`` on; ``keep``: where its models wait."""
         if self.r < begins:
             return self
         count = self.tail_count + 1

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hetperm import checkpoint, mixing
 from hetperm.client import Client
 from hetperm.config import Config

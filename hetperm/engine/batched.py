@@ -78,10 +78,10 @@ class Batched:
         return task.width, how["steps"], min(how["batch_size"], self.clients[task.host].n_train)
 
     def _stacks(self, group: list[int], tasks: Sequence[Task]) -> list[list[int]]:
-        """The tasks in stacks: as many as there are workers at least, none larger than `ENTRIES` parameters."""
-        entries = sum(x.numel() for x in tasks[group[0]].params.values())
-        size = max(1, min(-(-len(group) // self.workers), ENTRIES // entries))
-        return [group[k : k + size] for k in range(0, len(group), size)]
+        """The tasks in even stacks: as many as there are workers at least, none larger than `ENTRIES` parameters."""
+        most = max(1, ENTRIES // sum(x.numel() for x in tasks[group[0]].params.values()))
+        stacks = min(len(group), max(self.workers, -(-len(group) // most)))
+        return [group[k * len(group) // stacks : (k + 1) * len(group) // stacks] for k in range(stacks)]
 
     def _train(self, tasks: Sequence[Task]) -> list[Params] | None:
         """The models after their steps; None if something was wrong with one of them: then they go one by one."""

@@ -122,8 +122,8 @@ def _value(key: str, text: str) -> Any:
     return text or None
 
 
-def write_alpha(folder: Path, alpha: "np.ndarray | sparse.sparray") -> None:
-    """Nothing; alpha.npy holds the (N, N) mixing weights, or alpha.npz if they are a sparse matrix."""
+def write_alpha(folder: Path, alpha: Any) -> None:
+    """Nothing; alpha.npy holds the (N, N) mixing weights, an array, or alpha.npz if they are a sparse one of scipy."""
     if isinstance(alpha, np.ndarray):
         write(folder / "alpha.npy", lambda file: np.save(file, alpha))
         return

@@ -1,0 +1,90 @@
+"""Timing side by side: what is compared runs in turn in one process, so that both see the same machine."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+LEAST = 0.1  # seconds: shorter work is repeated until so much time has passed
+
+Time = tuple[float, float]  # seconds of one call: wall, and CPU of the whole process
+
+
+def seconds(work: Callable[[], object], least: float = 0.0) -> Time:
+    """The time of one call: the mean over as many as fill ``least`` seconds."""
+    calls, wall, cpu = 0, time.perf_counter(), time.process_time()
+    while calls == 0 or time.perf_counter() - wall < least:
+        work()
+        calls += 1
+    return (time.perf_counter() - wall) / calls, (time.process_time() - cpu) / calls
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Times of a reference and of ours, run by run; both are medians of a run's repetitions."""
+
+    reference: Sequence[Time]
+    ours: Sequence[Time]
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster ours was, for each run."""
+        return [reference / ours for (reference, _), (ours, _) in zip(self.reference, self.ours, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster ours is: the median of the runs."""
+        return statistics.median(self.ratios)
+
+    def row(self, reference: str, ours: str) -> dict[str, float]:
+        """The seconds of both under their names, medians over the runs, wall and CPU."""
+        named = {reference: self.reference, ours: self.ours}
+        kinds = {"seconds": 0, "cpu_seconds": 1}
+        return {
+            f"{name}_{kind}": statistics.median(time[k] for time in times)
+            for name, times in named.items()
+            for kind, k in kinds.items()
+        }
+
+
+def compare(reference: Callable, ours: Callable, *, runs: int, repeats: int) -> Comparison:
+    """Both in turn, ``repeats`` times a run, after a first call of each that does not count."""
+    reference(), ours()
+    found = [_run(reference, ours, repeats) for _ in range(runs)]
+    return Comparison([pair[0] for pair in found], [pair[1] for pair in found])
+
+
+def _run(reference: Callable, ours: Callable, repeats: int) -> tuple[Time, Time]:
+    times = [(seconds(reference, LEAST), seconds(ours, LEAST)) for _ in range(repeats)]
+    first, second = zip(*times)
+    return median(first), median(second)
+
+
+def median(times: Sequence[Time]) -> Time:
+    """The median of wall and of CPU time."""
+    wall, cpu = zip(*times)
+    return statistics.median(wall), statistics.median(cpu)
+
+
+def cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextmanager
+def pinned(count: int) -> Iterator[None]:
+    """A context in which the process keeps to ``count`` cores, if the system lets it, and torch to one thread."""
+    before, threads = cores(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    if before:
+        os.sched_setaffinity(0, before[-count:])  # the first core has most of the system's own work
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)

@@ -1,0 +1,273 @@
+"""The benchmark: both sides of every comparison do the same work, and what was run is written. No times are judged."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from hetperm import cli, shuffle
+from hetperm.algorithms.perm import two_stage
+from hetperm.benchmark import command, epochs, peers, rounds, scaling, timing
+from hetperm.benchmark.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
+from hetperm.engine import Sequential, engine_for
+from hetperm.global_model import covered_mean, handed_out
+from hetperm.methods import options_for
+from hetperm.randomness import generator_for
+from hetperm.setting import Setting
+from hetperm.visits import personal_epoch
+
+FLOAT = torch.float64
+
+
+class Counting(Sequential):
+    """The sequential engine, which also counts tasks by host."""
+
+    def __init__(self, clients, shop):
+        super().__init__(clients, shop)
+        self.tasks = []
+
+    def run(self, tasks):
+        self.tasks += tasks
+        return super().run(tasks)
+
+
+def small(name: str):
+    """A workload in a size that takes no time, and of one step if the model is large."""
+    sizes = {"W1": (4, 20), "W2": (3, 3), "W3": (2, 2), "W4": (3, 1)}[name]
+    workload = dataclasses.replace(resized(WORKLOADS[name], sizes[0]), local_steps=sizes[1], batch_size=4)
+    return dataclasses.replace(workload, widths=workload.widths[-2:] if name == "W4" else workload.widths)
+
+
+def bare_models(setup) -> list:
+    """What the steps of the bare loop make of every client's part of the start."""
+    models = []
+    for client, pairs in zip(setup.clients, setup.batches, strict=True):
+        module = setup.modules[client.width]
+        module.load_state_dict(setup.parts.cut(setup.start, setup.parts.index(client.width)), strict=False)
+        bare_steps(module, torch.optim.SGD(module.parameters(), lr=setup.workload.lr), pairs)
+        models.append({name: p.detach().clone() for name, p in module.named_parameters()})
+    return models
+
+
+# Rounds
+
+
+def test_the_workloads_are_those_that_were_promised():
+    sizes = {name: (each.num_clients, each.local_steps, each.batch_size) for name, each in WORKLOADS.items()}
+    assert sizes == {"W1": (50, 20, 32), "W2": (50, 20, 32), "W3": (6, 20, 32), "W4": (10, 2, 10)}
+    params = {name: build(small(name)).start for name in ("W1", "W2")}
+    assert sum(x.numel() for x in params["W1"].values()) == 60 * 10 + 10
+    assert sum(x.numel() for x in params["W2"].values()) == 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *[(name, engine) for name in ("W1", "W2") for engine in ("batched", "sequential")],
+        ("W3", "sequential"),
+        pytest.param("W4", "sequential", marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_and_the_bare_loop_come_to_the_same_model(name, engine):
+    setup = build(small(name), dtype=FLOAT)
+    with engine_for(engine, 1, setup.clients, setup.shop) as chosen:
+        ours = fedavg_round(setup, chosen)
+    indices = handed_out(setup.clients, setup.parts, "static", seed=0, r=0)
+    bare = covered_mean(setup.start, bare_models(setup), indices, setup.clients, setup.parts)
+    for key, x in ours.items():
+        assert not torch.equal(x, setup.start[key]), key
+        torch.testing.assert_close(x, bare[key], rtol=1e-9, atol=1e-9)
+
+
+def test_without_widths_the_bare_average_is_the_plain_mean():
+    setup = build(small("W1"), dtype=FLOAT)
+    models = bare_models(setup)
+    ours = fedavg_round(setup, Sequential(setup.clients, setup.shop))
+    for key, x in ours.items():
+        torch.testing.assert_close(x, sum(model[key] for model in models) / len(models))
+
+
+def test_rounds_of_visits_take_as_many_steps_as_fedavg_rounds():
+    setup = build(small("W1"))
+    fedavg, visits = (Counting(setup.clients, setup.shop) for _ in range(2))
+    state, plan = rounds.travelling(setup)
+    for _ in plan:
+        fedavg_round(setup, fedavg)
+    moved = rounds.visit_rounds(setup, state, plan, visits)
+    assert len(visits.tasks) == len(fedavg.tasks) == rounds.ROUNDS * len(setup.clients)
+    assert sorted(task.host for task in visits.tasks) == sorted(task.host for task in fedavg.tasks)
+    assert {task.update.keywords["steps"] for task in visits.tasks} == {setup.workload.local_steps}
+    assert moved.work.client_steps == len(visits.tasks) * setup.workload.local_steps
+
+
+# Epochs
+
+
+@pytest.fixture(scope="module")
+def grouped() -> Setting:
+    """Digits in two groups with different labellings."""
+    return epochs.Problem(None, num_clients=4, warmup_rounds=2, epochs=1).setting("label-shift:2", dtype="float64")
+
+
+def perm_state(setting: Setting, engine):
+    options = options_for("perm-two-stage", setting.config, steps=1)
+    begin, _, _ = two_stage(setting.clients, engine, setting.start, options, parts=setting.parts)
+    state, options = begin(), dataclasses.replace(options, local_steps=2)
+    # the groups, whatever the estimate says of so little training
+    alpha = torch.tensor([[float(a.group == b.group) for b in setting.clients] for a in setting.clients])
+    return dataclasses.replace(state, alpha=alpha / alpha.sum(1, keepdim=True)), options
+
+
+def test_a_literal_epoch_makes_all_visits_and_gives_the_models_of_those_with_weight(grouped):
+    engine = Counting(grouped.clients, grouped.shop)
+    state, options = perm_state(grouped, engine)
+    N, engine.tasks = len(grouped.clients), []
+    literal = epochs.literal_epoch(state, grouped.clients, engine, options)
+    assert len(engine.tasks) == N * N
+    assert sum(task.update.keywords["lr"] == 0 for task in engine.tasks) == N * N // 2
+    same_order = personal_epoch(
+        state,
+        grouped.clients,
+        engine,
+        rounds=shuffle.rounds_of(shuffle.ring(N, generator_for(options.seed, "schedule", 0))),
+        seed=options.seed,
+        local_steps=options.local_steps,
+        batch_size=options.batch_size,
+        personal_lr=options.personal_lr,
+        step_rule=options.step_rule,
+    )
+    assert len(engine.tasks) == N * N + N * N // 2
+    assert literal.r == 1
+    for ours, theirs in zip(same_order.v, literal.v, strict=True):
+        assert all([torch.equal(ours[key], theirs[key]) for key in ours])
+
+
+def test_clients_in_groups_of_ten_differ_between_groups_only_by_their_data():
+    clients = scaling.grouped(12)
+    assert [client.group for client in clients] == [0] * 10 + [1] * 2
+    centres = torch.stack([client.train[0].mean(0) for client in clients])
+    apart = torch.cdist(centres, centres)
+    assert apart[:10, :10].max() < apart[:10, 10:].min()
+
+
+# Timing
+
+
+def test_a_ratio_is_the_reference_over_ours_and_the_median_of_the_runs():
+    found = timing.Comparison([(8.0, 4.0), (6.0, 4.0), (9.0, 6.0)], [(2.0, 1.0), (3.0, 2.0), (3.0, 3.0)])
+    assert (found.ratios, found.ratio) == ([4.0, 2.0, 3.0], 3.0)
+    assert found.row("bare", "round") == {
+        "bare_seconds": 8.0,
+        "bare_cpu_seconds": 4.0,
+        "round_seconds": 3.0,
+        "round_cpu_seconds": 2.0,
+    }
+
+
+def test_both_sides_run_in_turn_and_the_first_call_does_not_count(monkeypatch):
+    monkeypatch.setattr(timing, "LEAST", 0.0)
+    calls = []
+    found = timing.compare(partial(calls.append, "bare"), partial(calls.append, "ours"), runs=2, repeats=3)
+    assert calls == ["bare", "ours"] * (1 + 2 * 3)
+    assert len(found.ratios) == 2
+
+
+def test_cores_and_threads_are_given_back():
+    before = timing.cores(), torch.get_num_threads()
+    with timing.pinned(1):
+        assert len(timing.cores()) <= 1
+        assert torch.get_num_threads() == 1
+    assert (timing.cores(), torch.get_num_threads()) == before
+
+
+# The command
+
+
+def test_a_quick_run_writes_the_ratio_of_every_workload(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST", 0.0)
+    words = ["--quick", "--workloads", "W1,W2", "--parts", "workloads,perm_rounds"]
+    command.main([*words, "--out", str(tmp_path / "bench")])
+    results = json.loads((tmp_path / "bench" / "results.json").read_text())
+    assert results["command"] == "hetperm bench " + " ".join([*words, "--out", "bench"])
+    assert results["workloads"].keys() == results["perm_rounds"].keys() == {"W1", "W2"}
+    assert all([row["ratio_to_bare"] > 0 for row in results["workloads"].values()])
+    assert all([row["ratio_to_fedavg"] > 0 for row in results["perm_rounds"].values()])
+    table = (tmp_path / "bench" / "table.md").read_text()
+    assert "| W1 | logistic regression, 60 features | 4 clients x 20 steps x batch 32 | batched | 1 | " in table
+    assert table in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["results.json", "speed.png", "table.md"]
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path):
+    command.main(["--quick", "--parts", "epochs,alpha,scaling", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["epochs"].keys() == set(epochs.PARTITIONS)
+    for row in results["epochs"].values():
+        assert row["literal_visits"] == 100 > row["visits"]
+        assert 0 < row["accuracy"] <= 1
+    assert 0 < results["alpha"]["share_of_epoch"] < 1
+    small, large = results["scaling"]
+    assert (small["num_clients"], large["num_clients"]) == (10, 20)
+    assert large["peak_mb"] > large["imports_mb"] > 0
+    assert large["models_mb"] == 2 * small["models_mb"]
+    assert "digits classes:1" in (tmp_path / "table.md").read_text()
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be_missing(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert [peers.missing(name) for name in peers.PEERS] == ["not installed (pip install 'hetperm[bench]')"] * 2
+
+
+def test_flower_is_not_started_where_its_ports_could_be_reached(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    assert "no network namespace" in peers.missing("flwr")
+
+
+def test_pfl_comes_to_the_model_of_the_round():
+    pytest.importorskip("pfl")
+    setup = build(small("W1"))
+    advance, module = peers.pfl_rounds(setup)
+    advance()
+    ours = fedavg_round(setup, Sequential(setup.clients, setup.shop))
+    for key, p in module.named_parameters():
+        torch.testing.assert_close(p.detach(), ours[key], rtol=1e-5, atol=1e-6)
+
+
+WRONG = [
+    ("--workloads W9", "--workloads: unknown 'W9'; known are W1, W2, W3, W4"),
+    ("--parts epoch", "--parts: unknown 'epoch'; did you mean 'epochs'?"),
+    ("--parts=", "--parts is empty; name some of workloads, peers, perm_rounds, epochs, alpha, scaling"),
+    ("--clients 0", "--clients is 0; it must be a whole number of at least 1"),
+    ("--sizes 10 0", "--sizes is 0; it must be a whole number of at least 1"),
+    ("--repeat 3", "unknown flag --repeat; did you mean --repeats?"),
+    ("--engine fast", "--engine: 'fast' is not one of 'auto', 'sequential', 'batched', 'threads', 'processes'"),
+    ("resource", "not understood: resource; see --help"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[words for words, _ in WRONG])
+def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
+    assert cli.guarded(cli.bench, words.split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"error: {sentence}")
+
+
+def test_data_that_are_not_there_and_folders_that_cannot_be_made_end_the_run_at_once(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for words in (["--data-dir", str(tmp_path), "--out", str(tmp_path)], ["--out", str(tmp_path / "file")]):
+        assert cli.guarded(cli.bench, words) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_help_needs_no_torch():
+    code = "import sys; from hetperm.benchmark import command; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
