@@ -18,6 +18,7 @@ from hetperm.report.folder import missing
 from hetperm.report.tables import MB, Rows, Summary
 
 NAME = "report.html"
+RESOURCES = "resources.json"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Contents:
         profile: one row per tier: what its devices have to bear.
         seeds: one row per seed, and `pages`: the address of each seed's own page, if it is there.
         images: name -> bytes of each PNG, in the order in which they are shown.
+        resources: what the resource benchmark found (resources.json).
     """
 
     summary: Summary
@@ -42,6 +44,7 @@ class Contents:
     seeds: Rows
     pages: Mapping[Any, str]
     images: Mapping[str, bytes]
+    resources: Mapping[str, Any]
 
     @property
     def several(self) -> bool:
@@ -51,11 +54,13 @@ class Contents:
 def write(folder: Path | str) -> Path:
     """The path of report.html, written from the files of a run's folder, or of the folder of several seeds.
 
-    The same files give the same bytes. What the folder does not hold is left out; without summary.json there is no run.
+    The same files give the same bytes. What the folder does not hold is left out; without summary.json there is no run,
+    but there may be a resource benchmark.
     """
-    path = Path(folder) / NAME
-    files.write(path, page(read(Path(folder))))
-    return path
+    folder = Path(folder)
+    alone = (folder / RESOURCES).is_file() and not (folder / "summary.json").is_file()
+    files.write(folder / NAME, resources_page(folder) if alone else page(read(folder)))
+    return folder / NAME
 
 
 # What the folder holds
@@ -77,8 +82,13 @@ def read(folder: Path) -> Contents:
         profile=next(filter(None, map(_profile, [folder, *of_seeds])), []),
         seeds=_rows(folder / "seeds.csv"),
         pages=pages,
-        images={path.name: path.read_bytes() for path in sorted(folder.glob("*.png"), key=_place)},
+        images=_images(folder),
+        resources=_parsed(folder / RESOURCES, json.loads, otherwise={}),
     )
+
+
+def _images(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"), key=_place)}
 
 
 def _summary(folder: Path) -> Summary:
@@ -126,12 +136,22 @@ def _profile(folder: Path) -> Rows:
 def page(run: Contents) -> str:
     """The whole page."""
     title = f"{run.summary['algorithm']} on {run.summary['dataset']}"
-    body = "".join(section for make in SECTIONS for section in make(run))
+    return _document(title, about(run), (section for make in SECTIONS for section in make(run)))
+
+
+def resources_page(folder: Path) -> str:
+    """The whole page of a folder that holds a resource benchmark and no run."""
+    found = _parsed(folder / RESOURCES, json.loads, otherwise={})
+    run = Contents({}, "", {}, [], [], [], [], {}, images=_images(folder), resources=found)
+    return _document(found.get("title", "Resources"), RESOURCES_LEAD, [*_resources(run), *_pictures(run)])
+
+
+def _document(title: str, lead: str, sections: Iterable[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n<p>{escape(about(run))}</p>\n{body}</main>\n</body>\n</html>\n"
+        f"<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
 
 
@@ -237,6 +257,27 @@ def _devices(run: Contents) -> Iterator[str]:
         yield grids.html(tables.row_grid(run.profile))
 
 
+def _resources(run: Contents) -> Iterator[str]:
+    """What the resource benchmark measured and had the operating system enforce."""
+    if not run.resources:
+        return
+    yield _heading("Whether devices bear it: measured, under enforced limits")
+    yield grids.html(tables.row_grid([_plain_row(row) for row in run.resources["tiers"]]))
+    yield _list(run.resources["lines"])
+
+
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A tier without what the sentences below the table say."""
+    return {key: value for key, value in row.items() if key != "reason"}
+
+
+RESOURCES_LEAD = (
+    "What training takes on the devices of a capacity profile: memory predicted and measured above the baseline of "
+    "Python and torch, time on one thread, and whether each tier stays within its budget when the operating system "
+    "enforces it."
+)
+
+
 def _seeds(run: Contents) -> Iterator[str]:
     if not run.several:
         return
@@ -289,7 +330,7 @@ def _configuration(run: Contents) -> Iterator[str]:
     yield _details("Configuration", f"<pre><code>{escape(run.config)}</code></pre>\n")
 
 
-SECTIONS = (_methods, _tiers, _mixing, _pictures, _devices, _seeds, _clients, _epochs, _configuration)
+SECTIONS = (_methods, _tiers, _mixing, _pictures, _devices, _resources, _seeds, _clients, _epochs, _configuration)
 
 # name -> (what it shows, for those who cannot see it; how to read it), in the order in which they are shown
 CAPTIONS = {
@@ -314,6 +355,17 @@ CAPTIONS = {
         "Lines of test accuracy and test loss against what was spent",
         "Accuracy and loss against what they cost so far; for accuracy higher is better, for loss lower. Bands are the "
         "spread over seeds. A dashed line is a method that pays nothing of that cost.",
+    ),
+    "resources.png": (
+        "Memory, multiply-adds, time and accuracy against the width of the model",
+        "What a width costs, and what it is worth. Pink bars are the tiers' budgets, black dashes the limits that were "
+        "enforced; measured memory is that of a process above its baseline. A visit's time is simulated from "
+        "multiply-adds, the tier's slow factor and its network.",
+    ),
+    "time_to_accuracy.png": (
+        "Lines of test accuracy against simulated seconds and against what was sent",
+        "Accuracy against the time that devices of the profile would have taken, and against traffic: the further up "
+        "and to the left, the better. A round takes as long as its slowest host.",
     ),
 }
 

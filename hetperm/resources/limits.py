@@ -1,0 +1,223 @@
+"""Memory limits that the operating system enforces: RLIMIT_DATA, or a cgroup where one can be made.
+
+The limit of a tier is baseline + budget + slack. The baseline is what the process has when its work begins: Python,
+torch, and what was handed to it. The slack is what work takes beside its tensors (`slack`). Imports no torch.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+MB = 2**20
+MOST_SLACK = 8 * MB  # a limit with more slack than that says nothing about small tiers
+RESERVE = MB // 2  # what one run may take more than another
+KINDS = Literal["auto", "cgroup", "rlimit", "none"]
+
+
+class Unusable(OSError):
+    """A kind of limit that this system does not have; the message says why."""
+
+
+class Limit(Protocol):
+    """A kind of limit. It is entered by the process that is limited, and left by its parent once it is gone."""
+
+    name: str
+
+    def note(self) -> None:
+        """Nothing; what this process has now is the baseline, but for kernels that are compiled until it enters."""
+
+    def enter(self, room: int | None) -> None:
+        """Nothing; from now on this process may take ``room`` more bytes, or as many as it likes if None."""
+
+    def most(self) -> int:
+        """The most bytes that were counted against the limit at once since it was entered."""
+
+    def leave(self, pid: int) -> None:
+        """Nothing; what the limit of a process that is gone has left behind is removed."""
+
+
+class DataLimit:
+    """RLIMIT_DATA of Linux: a process may reserve so much private memory, and is refused more.
+
+    It counts what is reserved, used or not. There is no record of the most that was: the address space, which has one
+    (VmPeak), grows by the same, if slightly more.
+    """
+
+    name = "RLIMIT_DATA"
+    _noted: tuple[dict[str, int], int] | None = None
+
+    def note(self) -> None:
+        self._noted = status(), kernels()
+
+    def enter(self, room: int | None) -> None:
+        import resource
+
+        if self._noted is None:
+            self.note()
+        before, compiled = self._noted
+        more = kernels() - compiled
+        self._before = before["VmSize"] + more
+        if room is not None:
+            limit = before["VmData"] + more + room
+            soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = min(limit, *(each for each in (soft, hard) if each != resource.RLIM_INFINITY), limit)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    def most(self) -> int:
+        return status()["VmPeak"] - self._before
+
+    def leave(self, pid: int) -> None:
+        """Nothing; a limit of this kind goes with its process."""
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A control group (cgroups v2) for each process: it may use so much memory, and is killed if it needs more.
+
+    What a process had before it entered stays charged to the group it came from, so that the baseline is left out.
+
+    Attributes:
+        parent: the group in which new ones are made.
+    """
+
+    parent: Path
+    name = "cgroup"
+
+    def note(self) -> None:
+        """Nothing; kernels count by what they use, which is little."""
+
+    def enter(self, room: int | None) -> None:
+        group = self._group(os.getpid())
+        group.mkdir()
+        if room is not None:
+            (group / "memory.max").write_text(str(room))
+            if (group / "memory.swap.max").exists():
+                (group / "memory.swap.max").write_text("0")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def most(self) -> int:
+        return int((self._group(os.getpid()) / "memory.peak").read_text())
+
+    def leave(self, pid: int) -> None:
+        if self._group(pid).exists():
+            self._group(pid).rmdir()
+
+    def _group(self, pid: int) -> Path:
+        return self.parent / f"hetperm-{pid}"
+
+
+def status() -> dict[str, int]:
+    """name -> bytes, of the lines of /proc/self/status that count memory; empty where there is no such file."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(text.split()[0]) * 1024 for name, text in (line.split(":", 1) for line in lines) if "kB" in text}
+
+
+def kernels() -> int:
+    """Bytes that this process has reserved for code compiled while it ran: memory that is written and executed."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights = line.split()[:2]
+        if rights == "rwxp":
+            first, last = (int(end, 16) for end in place.split("-"))
+            total += last - first
+    return total
+
+
+# Which one
+
+
+def choose(kind: KINDS) -> tuple[Limit | None, str]:
+    """A limit that this system has, and a sentence about it; None if there is none, or none was asked for.
+
+    "auto" is a cgroup where one can be made, and else RLIMIT_DATA. One that was asked for by name must be there.
+    """
+    if kind == "none":
+        return None, "memory is not limited, as asked for"
+    reason = ""
+    if kind in ("auto", "cgroup"):
+        try:
+            return Cgroup(cgroup_parent()), "memory is limited by a cgroup for each process"
+        except Unusable as error:
+            if kind == "cgroup":
+                raise Unusable(f"cgroups cannot be used: {error}; use --enforce rlimit, or auto") from error
+            reason = f"cgroups cannot be used ({error}): "
+    if sys.platform.startswith("linux") and {"VmData", "VmPeak"} <= status().keys():
+        return DataLimit(), f"{reason}memory is limited by RLIMIT_DATA of each process"
+    why = f"{sys.platform} does not enforce RLIMIT_DATA"
+    if kind == "rlimit":
+        raise Unusable(f"{why}; use --enforce none to measure without limits, or run this on Linux")
+    return None, f"{reason}{why}: memory is measured and not limited"
+
+
+def cgroup_parent(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Path:
+    """The group nearest to this process's own in which groups with a limit on memory can be made.
+
+    Args:
+        root: where cgroups v2 are mounted; `own`: the file that names the group of this process.
+    """
+    if not (root / "cgroup.controllers").is_file():
+        raise Unusable(f"cgroups v2 are not mounted at {root}")
+    mine = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
+    if not mine:
+        raise Unusable("this process is in no cgroup v2")
+    group = root / mine[0]
+    limiting = [each for each in (group, *group.parents) if each.is_relative_to(root) and _limits_memory(each)]
+    if not limiting:
+        raise Unusable(f"no group above {group} limits memory")
+    allowed = [each for each in limiting if os.access(each, os.W_OK) and os.access(each / "cgroup.procs", os.W_OK)]
+    if not allowed:
+        raise Unusable(f"no permission to make a group in {limiting[0]}")
+    return allowed[0]
+
+
+def _limits_memory(group: Path) -> bool:
+    try:
+        return "memory" in (group / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return False
+
+
+# How much
+
+
+def slack(beside: Iterable[int]) -> int:
+    """Bytes that a limit allows beyond the budget: the most that work took beside its tensors, and a reserve.
+
+    In quarters of a MB. Beside tensors there are kernels that torch compiles for new shapes, the graph of the backward
+    pass, and what the allocator loses to rounding.
+
+    Example:
+        >>> slack([2 * MB, 2_300_000]) / MB
+        2.75
+    """
+    needed = max(0, *beside, 0) + RESERVE
+    return math.ceil(needed / (MB // 4)) * (MB // 4)
+
+
+def room(budget_mb: float, slack: int, *, baseline: int = 0, device_mb: float | None = None) -> int:
+    """Bytes that a process may take on top of its baseline: budget and slack, or what is left of the whole device.
+
+    Args:
+        baseline: bytes that Python and torch take; `device_mb`: what there is in all; None: no such limit.
+
+    Example:
+        >>> room(4, 2 * MB) / MB, room(4, 2 * MB, baseline=300 * MB, device_mb=305) / MB
+        (6.0, 5.0)
+    """
+    own = int(budget_mb * MB) + slack
+    if device_mb is None:
+        return own
+    left = int(device_mb * MB) - baseline
+    if left <= 0:
+        raise ValueError(
+            f"a limit of {device_mb:g} MB is below what Python and torch take by themselves here, {baseline / MB:.0f} "
+            f"MB; raise --device-mb, or leave it out: budgets are then counted on top of that"
+        )
+    return min(own, left)
