@@ -96,15 +96,19 @@ class Chain(Workbench):
         """The gradient of the model on the bench, parameter by parameter."""
         return tuple(g[0] for g in self._gradients(x[None], y[None]))
 
-    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """(m, d) the gradient on each of m pieces of the data, flat; pieces of one size are done at once."""
+    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+        """(d,) the gradient on each of several pieces of the data; those of one size are done at once."""
         sizes = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
         parts = []
         for which in sizes.values():
             rows = torch.stack([pieces[k] for k in which])
             parts.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
         order = torch.tensor([k for which in sizes.values() for k in which]).argsort()
-        return parts[0] if len(parts) == 1 else torch.cat(parts)[order]
+        return iter(parts[0] if len(parts) == 1 else torch.cat(parts)[order])
+
+    def mean_gradient(self, x: Tensor, y: Tensor, most: int) -> tuple[Tensor, ...]:
+        """The gradient of the mean loss, parameter by parameter; all samples are run at once."""
+        return self.gradient(x, y)
 
     def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """For each of m batches (m, b, ...) of data the gradient of the model, parameter by parameter (m, ...)."""

@@ -83,7 +83,7 @@ def report(args: Sequence[str]) -> None:
 
 
 def bench(args: Sequence[str]) -> None:
-    """Nothing; speed is measured, or with ``resources`` first what methods need for the same accuracy."""
+    """Nothing; speed is measured, or with ``resources`` first whether every tier bears its width."""
     if args and args[0] == "resources":
         from hetperm.resources import command
 
@@ -98,7 +98,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "train": (train, "train personal models and compare with rivals"),
     "reproduce": (reproduce, "run an experiment of the paper, with all rivals and several seeds"),
     "report": (report, "write report.html of a run's folder anew"),
-    "bench": (bench, "time rounds and epochs; hetperm bench resources: what methods need for the same accuracy"),
+    "bench": (bench, "time rounds and epochs; hetperm bench resources: does every tier bear its width?"),
 }
 
 

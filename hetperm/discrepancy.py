@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -142,11 +142,31 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
     s = torch.ones(m) if sizes is None else torch.as_tensor(sizes)
     if s.shape != (m,) or not (s > 0).all():
         raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
-    x = micro_gradients.detach()
-    p = (s.double() / s.sum()).to(x.device)
-    away = x - p.to(x.dtype) @ x
-    squares = torch.stack([row.dot(row) for row in away]).double()
-    return float((p * squares).sum() / (m - 1))
+    return mean_and_noise(micro_gradients.detach(), s.tolist())[1]
+
+
+def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple[Tensor, float]:
+    """The mean gradient g (d,) of micro-batches, and its variance as `noise` has it, from one gradient at a time.
+
+    Two vectors are held, not one for each micro-batch: a client has no room for more. (West's weighted mean.)
+
+    Args:
+        gradients: (d,) each; `sizes`: samples in each.
+
+    Example:
+        >>> mean_and_noise([torch.tensor([0.0]), torch.tensor([4.0])], [3, 1])
+        (tensor([1.]), 3.0)
+    """
+    mean, total, spread = None, 0.0, 0.0
+    for gradient, size in zip(gradients, sizes, strict=True):
+        total += size
+        if mean is None:
+            mean = gradient.clone()
+            continue
+        away = gradient - mean
+        mean.add_(away, alpha=size / total)
+        spread += size * (1 - size / total) * float(away.dot(away))
+    return mean, math.nan if len(sizes) == 1 else spread / total / (len(sizes) - 1)
 
 
 def fill_noise(q: Tensor, n: Tensor) -> Tensor:

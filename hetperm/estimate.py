@@ -35,6 +35,7 @@ def report(
     sketch: int | None,
     sketch_seed: int,
     places: tuple[Tensor, int] | None = None,
+    most: int = 512,
     generator: torch.Generator,
 ) -> Report:
     """The full gradient of the client's mean loss, from micro-batches whose spread tells how certain it is.
@@ -42,15 +43,15 @@ def report(
     Args:
         places: where the coordinates of the client's model lie in the global one, and how many that has; the gradient
             is zero in all others. None: the client's model is what is compared.
+        most: samples that are run at once.
     """
-    gradients, sizes = micro_gradients(bench, params, shard, parts=noise_batches, generator=generator)
-    shares = (sizes.double() / sizes.sum()).to(gradients)
-    mean = shares @ gradients
+    gradients, sizes = micro_gradients(bench, params, shard, parts=noise_batches, generator=generator, most=most)
+    mean, noise = discrepancy.mean_and_noise(gradients, sizes)
     if places is not None:
         at, d = places
         mean = mean.new_zeros(d).index_copy_(0, at.to(mean.device), mean)
     sent = mean if sketch is None else discrepancy.sketch(mean, sketch, sketch_seed)
-    return Report(sent, discrepancy.noise(gradients, sizes))
+    return Report(sent, noise)
 
 
 def reported(
@@ -65,6 +66,7 @@ def reported(
     parts: Parts = WHOLE,
     compare: str = "probe",
     extraction: str = "static",
+    most: int = 512,
 ) -> tuple[Tensor, Tensor | None, Tensor, Work]:
     """What clients report, as the server sees it: zeta (N, N), noise q (N,), samples n (N,), and the work of it.
 
@@ -74,6 +76,7 @@ def reported(
         compare: "probe": all clients take their gradient at one common model, the part of the global model that
             the smallest of them can hold; "masked": each at the part that it holds itself (the paper).
         extraction: which part that is, with "masked".
+        most: samples that a client runs at once.
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
@@ -86,7 +89,8 @@ def reported(
         indices = handed_out(clients, parts, extraction, seed=seed, r=r)
         d = sum(x.numel() for x in w.values())
         places = [None if index is None else (parts.positions(w, index), d) for index in indices]
-    update = partial(report, noise_batches=noise_batches, sketch=sketch, sketch_seed=seed_for(seed, "sketch"))
+    how = {"noise_batches": noise_batches, "sketch": sketch, "sketch_seed": seed_for(seed, "sketch"), "most": most}
+    update = partial(report, **how)
     held = [parts.cut(w, index) for index in indices]
     seeds = [seed_for(seed, "report", r, client.key) for client in clients]
     tasks = [

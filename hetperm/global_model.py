@@ -82,13 +82,13 @@ def _by_key(clients: Sequence[Client]) -> list[int]:
 
 
 def batch_gradient(
-    bench: Workbench, params: Params, shard: Shard, *, batch_size: int, generator: torch.Generator
+    bench: Workbench, params: Params, shard: Shard, *, batch_size: int, generator: torch.Generator, most: int = 512
 ) -> Params:
-    """The gradient of one large mini-batch, by name."""
+    """The gradient of one large mini-batch, by name; ``most`` samples are run at once."""
     x, y = shard
     bench.load(params)
     batch = torch.randperm(len(x), generator=generator)[:batch_size]
-    return dict(zip(bench.names, bench.gradient(x[batch], y[batch]), strict=True))
+    return dict(zip(bench.names, bench.mean_gradient(x[batch], y[batch], most), strict=True))
 
 
 def gradient_step(
@@ -103,6 +103,7 @@ def gradient_step(
     parts: Parts = WHOLE,
     extraction: str = "static",
     rounds_before: int = 0,
+    most: int = 512,
 ) -> tuple[Params, Work]:
     r"""The global model after a step on the gradient, averaged over the clients that hold a coordinate; the work of it.
 
@@ -110,8 +111,9 @@ def gradient_step(
 
     Args:
         rounds_before: of global training before step 0: a rolling extraction goes on where they left it.
+        most: samples that a client runs at once.
     """
-    update = partial(batch_gradient, batch_size=batch_size)
+    update = partial(batch_gradient, batch_size=batch_size, most=most)
     indices = handed_out(clients, parts, extraction, seed=seed, r=rounds_before + r)
     held = [parts.cut(w, index) for index in indices]
     tasks = [

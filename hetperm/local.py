@@ -74,9 +74,31 @@ class Workbench:
         """The gradient of the model on the bench, parameter by parameter; zero where the loss does not depend on it."""
         return self.gradient_of(self.value(x, y))
 
-    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """(m, d) the gradient on each of m pieces of the data, rows of ``x`` and ``y``, flat."""
-        return torch.stack([flat(self.gradient(x[piece], y[piece])) for piece in pieces])
+    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+        """(d,) the gradient on each of several pieces of the data, rows of ``x`` and ``y``: one is held at a time.
+
+        Args:
+            most: samples that are run at once.
+        """
+        return (flat(self.mean_gradient(x[piece], y[piece], most)) for piece in pieces)
+
+    def mean_gradient(self, x: Tensor, y: Tensor, most: int) -> tuple[Tensor, ...]:
+        """The gradient of the mean loss, parameter by parameter; at most so many samples are run at once.
+
+        More of them are run in pieces of half as many, and their gradients added up where they arise: while a piece
+        is run the sum takes the room of the activations of the other half, so that no more is held than in a step.
+        """
+        # Pieces of one size; where there are norms, of two samples at least.
+        count = 1 if len(x) <= most else math.ceil(2 * len(x) / most)
+        count = min(count, max(1, len(x) // (2 if self.norms else 1)))
+        if count == 1:
+            return self.gradient(x, y)
+        for part_x, part_y in zip(x.tensor_split(count), y.tensor_split(count), strict=True):
+            (self.value(part_x, part_y) * (len(part_x) / len(x))).backward()
+        total = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.slots)
+        for p in self.slots:
+            p.grad = None
+        return total
 
     def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
         """The gradient of something computed from the model on the bench."""
@@ -251,31 +273,34 @@ def _descend_part(bench: Workbench, index: IndexSet, gradient: tuple[Tensor, ...
 
 
 def full_gradient(
-    bench: Workbench, params: Mapping[str, Tensor], shard: Shard, *, generator: torch.Generator, batch_size: int = 512
+    bench: Workbench, params: Mapping[str, Tensor], shard: Shard, *, generator: torch.Generator, most: int = 512
 ) -> Tensor:
-    """(d,) the gradient of the client's mean loss, flat; the whole shard, in pieces that fit in memory."""
+    """(d,) the gradient of the client's mean loss, flat; the whole shard, ``most`` samples at once."""
     bench.load(params)
-    x, y = shard
-    total = None
-    pieces = math.ceil(len(x) / batch_size)  # of one size, so that none is left with a single sample
-    for part_x, part_y in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
-        part = flat(bench.gradient(part_x, part_y)) * (len(part_x) / len(x))
-        total = part if total is None else total + part
-    return total
+    return flat(bench.mean_gradient(*shard, most))
 
 
 def micro_gradients(
-    bench: Workbench, params: Mapping[str, Tensor], shard: Shard, *, parts: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """(m, d) gradients of m = min(parts, n) random micro-batches that make up the whole shard, and their sizes (m,).
+    bench: Workbench,
+    params: Mapping[str, Tensor],
+    shard: Shard,
+    *,
+    parts: int,
+    generator: torch.Generator,
+    most: int = 512,
+) -> tuple[Iterator[Tensor], list[int]]:
+    """The gradients (d,) of m = min(parts, n) random micro-batches that make up the whole shard, and their sizes.
 
     A batch norm needs two samples in each: m = min(parts, n // 2).
+
+    Args:
+        most: samples that are run at once.
     """
     bench.load(params)
     x, y = shard
     m = min(parts, max(1, len(x) // (2 if bench.norms else 1)))
     pieces = torch.randperm(len(x), generator=generator).tensor_split(m)
-    return bench.gradients(x, y, pieces), torch.tensor([len(piece) for piece in pieces])
+    return bench.gradients(x, y, pieces, most), [len(piece) for piece in pieces]
 
 
 def flat(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

@@ -20,7 +20,8 @@ from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
 from hetperm.client import Client
 from hetperm.engine import Batched, Failure, Processes, Sequential, Task, Threads, batched, choose, engine_for
 from hetperm.engine.processes import Room
-from hetperm.local import Workshop, full_gradient, micro_gradients, sgd_update
+from hetperm.estimate import report
+from hetperm.local import Workshop, full_gradient, sgd_update
 from hetperm.methods import ALGORITHMS, ONE_SIZE
 from hetperm.partial import Parts
 from submodels import ScalableModel
@@ -322,7 +323,18 @@ def test_gradients_of_a_chain_are_those_of_autograd(make):
     for a, b in zip(plain.gradient(x, y), by_hand.gradient(x, y), strict=True):
         assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
     pieces = torch.arange(7).tensor_split(3)  # of 3, 2 and 2 samples
-    assert torch.allclose(plain.gradients(x, y, pieces), by_hand.gradients(x, y, pieces), atol=1e-14, rtol=1e-12)
+    for a, b in zip(plain.gradients(x, y, pieces, 2), by_hand.gradients(x, y, pieces, 2), strict=True):
+        assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
+def test_a_gradient_in_pieces_is_the_gradient(most):
+    x, y = random((7, INPUTS), seed=1), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    bench = Workshop(build(mlp), F.cross_entropy).full
+    whole = bench.gradient(x, y)
+    for _ in range(2):  # nothing is left behind of the first time
+        for a, b in zip(bench.mean_gradient(x, y, most), whole, strict=True):
+            assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
 
 
 def test_so_they_are_where_classes_are_masked():
@@ -398,13 +410,18 @@ def test_a_batched_task_that_fails_fails_alone():
     assert outcomes[2].task.host == 2
 
 
-@pytest.mark.parametrize("update", [full_gradient, functools.partial(micro_gradients, parts=3)])
-def test_gradients_that_clients_report_are_batched_too(update):
+@pytest.mark.parametrize("most", [2, 512])
+def test_gradients_that_clients_report_are_batched_too(most):
     clients, here = make_clients((1.0,) * 4), shop()
+    one, other = Sequential(clients, here), Batched(clients, here)
+    tasks = tasks_for(clients, here.full.take(), functools.partial(full_gradient, most=most))
+    for a, b in zip(one.run(tasks), other.run(tasks), strict=True):
+        assert torch.allclose(a, b, atol=1e-13)
+    update = functools.partial(report, noise_batches=3, sketch=None, sketch_seed=0, most=most)
     tasks = tasks_for(clients, here.full.take(), update)
-    for one, other in zip(Sequential(clients, here).run(tasks), Batched(clients, here).run(tasks), strict=True):
-        for a, b in zip(one if isinstance(one, tuple) else [one], other if isinstance(one, tuple) else [other]):
-            assert torch.allclose(a, b, atol=1e-13)
+    for a, b in zip(one.run(tasks), other.run(tasks), strict=True):
+        assert torch.allclose(a.gradient, b.gradient, atol=1e-13)
+        assert a.noise == pytest.approx(b.noise, rel=1e-10)
 
 
 # The processes engine

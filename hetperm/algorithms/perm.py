@@ -70,6 +70,7 @@ def single_loop(clients: Sequence[Client], engine, start: Params, options: Optio
             parts=parts,
             extraction=options.extraction,
             rounds_before=options.warmup_rounds,
+            most=options.batch_size,
         )
         state = replace(state, w=w, work=state.work + work)
         return _with_weights(state, clients, engine, options, parts)
@@ -125,6 +126,7 @@ def _with_weights(state: State, clients: Sequence[Client], engine, options: Opti
         parts=parts,
         compare=options.discrepancy,
         extraction=options.extraction,
+        most=options.batch_size,
     )
     found = mixing.weights if len(clients) < mixing.SPARSE_FROM else mixing.sparse_weights
     alpha = found(
@@ -180,7 +182,9 @@ def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, s
         indices = [parts.nested(own, clients[j].width) for j in hosts]
         held = [parts.cut(params, index) for index in indices]
         tasks = [
-            Task(full_gradient, part, host=j, seed=0, width=min(own, clients[j].width))
+            Task(
+                partial(full_gradient, most=options.batch_size), part, host=j, seed=0, width=min(own, clients[j].width)
+            )
             for part, j in zip(held, hosts, strict=True)
         ]
         gradients = run_all(engine, tasks, [f"final step: model {i} at host {j}" for j in hosts])

@@ -201,7 +201,6 @@ def _federated(flags: Flags, tiers: Profile, shape: Sequence[int], how: Any, spe
         data_dir=flags.data_dir,
         model=flags.model,
         batch_size=flags.batch_size,
-        global_batch=flags.batch_size,  # a step of the global model must fit as well
         personal_lr=flags.lr,
         global_lr=flags.lr,
         seed=flags.seed,
@@ -211,9 +210,8 @@ def _federated(flags: Flags, tiers: Profile, shape: Sequence[int], how: Any, spe
     )
     if flags.federated and not how.why_not and any(how.room(tier) is not None for tier in tiers.tiers):
         say("hetero-PERM under the limits")
-        few = {"epochs": 2, "local_steps": 1, "warmup_rounds": 1, "samples_per_client": 2 * flags.batch_size}
-        # A report holds so many gradients at once, of micro-batches that are then half as large as those of a step.
-        small = config.override(image_size=min(shape[1:]), noise_batches=4, **few)
+        few = {"epochs": 2, "local_steps": 1, "warmup_rounds": 1, "samples_per_client": 4 * flags.batch_size}
+        small = config.override(image_size=min(shape[1:]), **few)
         found["federated"] = asdict(federated.under_limits(small, tiers, how))
     if flags.curves:
         many = {"epochs": flags.epochs, "local_steps": flags.local_steps, "warmup_rounds": 10}
