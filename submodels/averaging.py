@@ -48,9 +48,13 @@ def average(
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
     total = torch.zeros_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
     weights = torch.zeros_like(total)
+    covered = False
     for index, part, weight in _sums(name, updates, votes, total):
         index.scatter_(name, total, part, accumulate=True)
         index.scatter_(name, weights, weight.expand_as(part), accumulate=True)
+        covered |= votes is None and part.shape == old.shape
+    if covered:
+        return total.div_(weights).to(old.dtype)
     return torch.where(weights > 0, total / weights, old).to(old.dtype)
 
 
@@ -59,12 +63,13 @@ def _sums(name: str, updates: Sequence[Update], votes: Tensor | None, like: Tens
     sums: dict[IndexSet, tuple[Tensor, Tensor]] = {}
     for i, (tensors, index, weight) in enumerate(updates):
         p = like.new_tensor(weight)
-        part = tensors[name].detach().to(like) * p
+        part = tensors[name].detach().to(like)
+        part = part if weight == 1 else part * p
         if votes is not None:
             vote = votes[i].to(like.device).reshape(-1, *[1] * (like.dim() - 1))
             p = torch.where(vote, p, 0)
             part = torch.where(vote, part, 0)  # not a product: what has no say may be anything
         if index in sums:
-            part, p = part.add_(sums[index][0]), p + sums[index][1]
+            part, p = part + sums[index][0], p + sums[index][1]
         sums[index] = (part, p)
     return [(index, part, p) for index, (part, p) in sums.items()]
