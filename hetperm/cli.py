@@ -142,6 +142,10 @@ def guarded(command: Callable[[Sequence[str]], None], args: Sequence[str]) -> in
             raise
         print(f"error: {one_line(str(error)) or type(error).__name__}", file=sys.stderr)
         return 2
+    except MemoryError:
+        advice = "if it is limited here (see ulimit -d and ulimit -v), raise the limit"
+        print(f"error: out of memory; {advice}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
         return 130

@@ -83,6 +83,15 @@ def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
     assert (said.out, said.err) == ("", f"error: {sentence}\n")
 
 
+def test_running_out_of_memory_is_one_line_and_status_2(capsys):
+    def greedy(args):
+        raise MemoryError
+
+    assert cli.guarded(greedy, []) == 2
+    limits = "if it is limited here (see ulimit -d and ulimit -v), raise the limit"
+    assert capsys.readouterr().err == f"error: out of memory; {limits}\n"
+
+
 def test_an_unknown_command_or_experiment_is_one_line_and_status_2(capsys):
     for words in (["trian"], ["reproduce", "synthetc"], ["reproduce"], ["--help"]):
         with pytest.raises(SystemExit) as stop:
