@@ -159,8 +159,7 @@ def backward(
     if known is not None:
         logits = masked(logits, known[..., None])
     error = logits.softmax(1)
-    error.scatter_add_(1, y[:, None], error.new_full((1, 1, 1), -1.0).expand(len(y), 1, y.shape[1]))
-    error *= scale
+    error.scatter_(1, y[:, None], -1.0, reduce="add").mul_(scale)
     for k in reversed(range(len(layers))):
         lower = None
         if k > 0:
@@ -216,9 +215,8 @@ def descend(
         labels = torch.stack([y.index_select(0, row) for (_, y), row in zip(shards, taken, strict=True)])
         for (inputs, _), row, into in zip(shards, taken, data, strict=True):
             torch.index_select(inputs.flatten(1), 0, row, out=into)
-        for k in range(0, len(taken[0]), size):
-            batch, classes_of = data[:, k : k + size].mT, labels[:, k : k + size]
+        for batch, classes_of in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
             for layer, below, error in backward(layers, params, batch, classes_of, known, scale=scale):
                 if layer.bias:
-                    params[layer.bias] -= error.sum(2)
+                    params[layer.bias].sub_(error.sum(2))
                 params[layer.weight].baddbmm_(error, below.mT, alpha=-1)

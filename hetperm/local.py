@@ -160,7 +160,8 @@ def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> 
     size = min(batch_size, n)
     fit = n // size  # batches in one pass over the shard
     passes = [torch.randperm(n, generator=generator)[: fit * size] for _ in range(-(-steps // fit))]
-    return torch.cat([*passes, torch.empty(0, dtype=torch.long)]).reshape(-1, size)[:steps]
+    rows = passes[0] if len(passes) == 1 else torch.cat([*passes, torch.empty(0, dtype=torch.long)])
+    return rows.view(-1, size)[:steps]
 
 
 def sgd_update(

@@ -75,8 +75,12 @@ def tail_begins(tail_average: float, epochs: int) -> float:
 
 def mixed(*terms: tuple[Params, float]) -> Params:
     """The weighted sum of models."""
-    names = terms[0][0]
-    return {name: sum(params[name] * weight for params, weight in terms) for name in names}
+    (first, share), *rest = terms
+    total = {name: x * share for name, x in first.items()}
+    for params, weight in rest:
+        for name, x in total.items():
+            x.add_(params[name], alpha=weight)
+    return total
 
 
 def distance(a: Params, b: Params) -> Tensor:
@@ -86,4 +90,4 @@ def distance(a: Params, b: Params) -> Tensor:
 
 def num_bytes(params: Params) -> int:
     """What a model weighs on the wire."""
-    return sum(x.numel() * x.element_size() for x in params.values())
+    return sum(x.nbytes for x in params.values())

@@ -69,8 +69,8 @@ WRONG = [
     ("--algorithm prem", "unknown algorithm 'prem'; did you mean 'perm'?"),
     (
         "--config nope",
-        "there is no configuration 'nope'; give a TOML file, or one of cifar10, digits, mnist, mnist-label-shift, "
-        "paper-faithful, synthetic",
+        "there is no configuration 'nope'; give a TOML file, or one of cifar10, digits, mnist, mnist-iid, "
+        "mnist-label-shift, paper-faithful, synthetic",
     ),
     ("something", "not understood: something; see --help"),
 ]

@@ -95,7 +95,8 @@ class Batched:
         except (RuntimeError, IndexError):
             return None
         # In memory of its own: a view would keep the whole stack alive.
-        return [{name: x[k].clone() for name, x in params.items()} for k in range(len(tasks))]
+        models = zip(*(stack.unbind() for stack in params.values()), strict=True)
+        return [{name: x.clone() for name, x in zip(params, model, strict=True)} for model in models]
 
 
 def _rows(task: Task, host: Client) -> torch.Tensor:
