@@ -7,8 +7,10 @@ import resource
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ import hetperm
 from hetperm import checkpoint, mixing
 from hetperm import config as configuration
 from hetperm import saved as models
+from hetperm.algorithms.partial_training import drawn_widths
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.engine import choose
 from hetperm.local import Loss
-from hetperm.methods import ALGORITHMS, check
+from hetperm.methods import ALGORITHMS, check, options_for
 from hetperm.partial import coverage
 from hetperm.report import folder as files
 from hetperm.report import html, pictures
@@ -91,7 +94,8 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
     check(config)
     folder = files.place(config.out, run_name(config), resume=config.resume)
     setting = prepare(config)
-    return _execute(setting, _opened(folder, setting.config), on_epoch, on_start)
+    with _opened(folder, setting.config) as folder:
+        return _execute(setting, folder, on_epoch, on_start)
 
 
 def fit(
@@ -127,7 +131,8 @@ def fit(
     config = config.override(num_clients=len(clients), dataset=OWN)
     folder = None if config.out is None else files.place(config.out, "", resume=config.resume)
     setting = own(model, clients, config, loss=loss, metric=metric)
-    return _execute(setting, None if folder is None else _opened(folder, setting.config), on_epoch)
+    with nullcontext() if folder is None else _opened(folder, setting.config) as folder:
+        return _execute(setting, folder, on_epoch)
 
 
 def sweep(
@@ -139,21 +144,26 @@ def sweep(
     check(config)
     folder = files.place(config.out, run_name(config), resume=config.resume)
     results = []
-    for seed in config.seeds:
-        of_seed = files.place(folder / f"seed-{seed}", "", resume=config.resume)
-        setting = prepare(config.override(seed=seed, seeds=(), out=of_seed))
-        if not results:
-            _opened(folder, config.override(device=setting.config.device))
-        of_seed = _opened(of_seed, setting.config)
-        results.append(_execute(setting, of_seed, on_epoch, None if results else on_start))
-    summary = aggregate(results, config)
+    with ExitStack() as whole:
+        for seed in config.seeds:
+            of_seed = files.place(folder / f"seed-{seed}", "", resume=config.resume)
+            setting = prepare(config.override(seed=seed, seeds=(), out=of_seed))
+            if not results:
+                whole.enter_context(_opened(folder, config.override(device=setting.config.device)))
+            with _opened(of_seed, setting.config):
+                results.append(_execute(setting, of_seed, on_epoch, None if results else on_start))
+        summary = aggregate(results, config)
+        _write_sweep(folder, summary, results)
+    return summary, results
+
+
+def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> None:
     files.write_json(folder / "summary.json", summary)
     files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
     pictures.save(_accuracy_picture(results), folder / "accuracy.png")
     pictures.save(pictures.tiers(summary, title=_title(summary)), folder / "tiers.png")
     html.write(folder)
-    return summary, results
 
 
 def aggregate(results: Sequence[Result], config: Config) -> dict[str, Any]:
@@ -186,22 +196,25 @@ def run_name(config: Config) -> str:
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
 
 
-def _opened(folder: Path, config: Config) -> Path:
-    """The folder of a run, made, or found with the same configuration in it."""
+@contextmanager
+def _opened(folder: Path, config: Config) -> Iterator[Path]:
+    """The folder of a run, made, or found with the same configuration in it; no other run gets it meanwhile."""
     known, text = folder / "config.toml", config.to_toml()
-    if config.resume and known.exists():
-        difference = checkpoint.changed(configuration.read(known), tomllib.loads(text), ignore=("download",))
-        if difference:
-            raise ValueError(f"{folder} cannot be resumed: {difference}")
-        files.tidy(folder)
-    else:
+    if not (config.resume and known.exists()):
         files.create(folder, resume=config.resume)
-        try:
-            files.write(known, text)
-        except OSError:
-            folder.rmdir()
-            raise
-    return folder
+    with files.held(folder):
+        if known.exists():
+            difference = checkpoint.changed(configuration.read(known), tomllib.loads(text), ignore=("download",))
+            if difference:
+                raise ValueError(f"{folder} cannot be resumed: {difference}")
+            files.tidy(folder)
+        else:
+            try:
+                files.write(known, text)
+            except OSError:
+                folder.rmdir()
+                raise
+        yield folder
 
 
 # The run
@@ -363,17 +376,27 @@ def _write(result: Result) -> None:
 def _write_coverage(result: Result) -> None:
     """Nothing; coverage.csv says how often each block of the global model was trained, if clients trained parts."""
     setting, main = result.setting, result.main
-    config, (make, _) = setting.config, ALGORITHMS[main.method]
+    config, (make, _), drawn = setting.config, ALGORITHMS[main.method], None
     if result.alpha is not None:
         rounds, extraction = config.warmup_rounds + config.epochs * (main.method == "perm"), config.extraction
     else:
-        how = getattr(make, "keywords", {})  # ordered dropout draws widths step by step
-        rounds, extraction = main.state.work.rounds, None if how.get("ordered") else how.get("extraction")
+        how = getattr(make, "keywords", {})
+        rounds, extraction = main.state.work.rounds, how.get("extraction")
         rounds -= main.history[-1]["finished"]  # the fine-tuning
+        if how.get("ordered"):
+            options = options_for(main.method, config, steps=budget(config))
+            drawn = partial(drawn_widths, clients=setting.clients, options=options)
     if setting.parts.scalable is None or extraction is None:
         return
     blocks = coverage(
-        setting.parts, setting.start, setting.clients, setting.tiers, extraction, seed=config.seed, rounds=rounds
+        setting.parts,
+        setting.start,
+        setting.clients,
+        setting.tiers,
+        extraction,
+        seed=config.seed,
+        rounds=rounds,
+        drawn=drawn,
     )
     files.write_csv(result.folder / "coverage.csv", list(blocks))
 

@@ -213,7 +213,7 @@ def distil_update(
     """
     x, y = shard
     bench.load(params)
-    for batch, width in _batches_and_widths(len(x), batch_size, steps, widths, generator):
+    for batch, width in batches_and_widths(len(x), batch_size, steps, widths, generator):
         outputs = bench.outputs(x[batch])
         gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
         pupil, index = _narrower(bench, width)
@@ -243,7 +243,7 @@ def ordered_update(
     """
     x, y = shard
     bench.load(params)
-    for batch, width in _batches_and_widths(len(x), batch_size, steps, widths, generator):
+    for batch, width in batches_and_widths(len(x), batch_size, steps, widths, generator):
         if width >= bench.width:
             bench.descend(bench.gradient(x[batch], y[batch]), lr)
         else:
@@ -252,7 +252,7 @@ def ordered_update(
     return bench.take()
 
 
-def _batches_and_widths(
+def batches_and_widths(
     n: int, batch_size: int, steps: int, widths: Sequence[float], generator: torch.Generator
 ) -> Iterator[tuple[Tensor, float]]:
     """(batch, width) of every step; widths are drawn after all batches, which so are those of plain SGD."""

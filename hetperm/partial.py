@@ -3,6 +3,7 @@
 A part is named by an `IndexSet`; None stands for the whole model, which then passes through untouched.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -233,24 +234,38 @@ def own_widths(clients: Sequence[Client], personal_width: str = "own") -> list[f
 
 
 def coverage(
-    parts: Parts, w: Params, clients: Sequence[Client], tiers: Sequence[str], extraction: str, *, seed: int, rounds: int
+    parts: Parts,
+    w: Params,
+    clients: Sequence[Client],
+    tiers: Sequence[str],
+    extraction: str,
+    *,
+    seed: int,
+    rounds: int,
+    drawn: Callable[[Client, int], Sequence[float]] | None = None,
 ) -> Iterator[Mapping[str, object]]:
     """How often each block of the global model was trained, by tier: one row for each parameter tensor and tier.
 
-    ``times`` is the mean over the tensor's coordinates of how many clients trained it in a round, ``never`` the share
+    ``times`` is the mean over the tensor's coordinates of how many clients trained it in a step, ``never`` the share
     of them that no client of the tier ever trained; the tier "all" counts everybody.
+
+    Args:
+        drawn: the widths that a client trains in the steps of a round; in all of them what it can hold if left out.
     """
     counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in dict.fromkeys(tiers)}
-    repeats = min(1, rounds) if extraction == "static" else rounds  # static parts are the same in every round
+    same = extraction == "static" and drawn is None  # in every round
+    repeats = min(1, rounds) if same else rounds
     for r in range(repeats):
         for client, tier in zip(clients, tiers, strict=True):
-            index = parts.index(client.width, extraction, seed=seed, round=r, key=client.key)
-            for name in w:
-                into = counts[tier][name]
-                if index is None:
-                    into += 1
-                else:
-                    index.scatter_(name, into, torch.ones(index.shape(name)), accumulate=True)
+            widths = drawn(client, r) if drawn else [client.width]
+            for width, times in Counter(widths).items():
+                index = parts.index(width, extraction, seed=seed, round=r, key=client.key)
+                for name, into in counts[tier].items():
+                    share = torch.full(into.shape if index is None else index.shape(name), times / len(widths))
+                    if index is None:
+                        into += share
+                    else:
+                        index.scatter_(name, into, share, accumulate=True)
     everybody = {name: sum(each[name] for each in counts.values()) for name in w}
     for tier, each in (*counts.items(), ("all", everybody)):
         for name, count in each.items():

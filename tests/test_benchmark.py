@@ -159,8 +159,8 @@ def test_clients_in_groups_of_ten_differ_between_groups_only_by_their_data():
 
 
 def test_a_ratio_is_the_reference_over_ours_and_the_median_of_the_runs():
-    found = timing.Comparison([(8.0, 4.0), (6.0, 4.0), (9.0, 6.0)], [(2.0, 1.0), (3.0, 2.0), (3.0, 3.0)])
-    assert (found.ratios, found.ratio) == ([4.0, 2.0, 3.0], 3.0)
+    found = timing.Comparison([(8.0, 4.0), (6.0, 4.0), (9.0, 6.0)], [(2.0, 1.0), (3.0, 2.0), (3.0, 3.0)], [4, 2, 3])
+    assert found.ratio == 3
     assert found.row("bare", "round") == {
         "bare_seconds": 8.0,
         "bare_cpu_seconds": 4.0,
@@ -171,10 +171,33 @@ def test_a_ratio_is_the_reference_over_ours_and_the_median_of_the_runs():
 
 def test_both_sides_run_in_turn_and_the_first_call_does_not_count(monkeypatch):
     monkeypatch.setattr(timing, "LEAST", 0.0)
+    monkeypatch.setattr(timing, "RUN", 0.0)
     calls = []
     found = timing.compare(partial(calls.append, "bare"), partial(calls.append, "ours"), runs=2, repeats=3)
     assert calls == ["bare", "ours"] * (1 + 2 * 3)
     assert len(found.ratios) == 2
+
+
+def test_a_ratio_is_taken_within_each_repetition(monkeypatch):
+    """The machine halves its speed after the second of three repetitions: both sides feel it, the ratio does not."""
+    clock = {"reference": iter([6.0, 6.0, 12.0]), "ours": iter([2.0, 3.0, 6.0])}
+    monkeypatch.setattr(timing, "seconds", lambda work, least: (next(clock[work()]), 1.0))
+    monkeypatch.setattr(timing, "RUN", 0.0)
+    found = timing.compare(lambda: "reference", lambda: "ours", runs=1, repeats=3)
+    assert found == timing.Comparison(((6.0, 1.0),), ((3.0, 1.0),), (2.0,))
+
+
+def test_quick_work_is_repeated_until_a_run_has_lasted_long_enough(monkeypatch):
+    now = iter(range(0, 100, 2))
+    monkeypatch.setattr(timing, "seconds", lambda work, least: work())
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
+    calls = []
+    work = lambda: calls.append(0) or (1.0, 1.0)  # noqa: E731
+    timing.compare(work, work, runs=1, repeats=2)
+    assert len(calls) == 2 + 2 * 4  # two seconds a look at the clock: it is first looked at after the second repetition
+    calls.clear()
+    timing.compare(work, work, runs=1, repeats=1)
+    assert len(calls) == 2 + 2
 
 
 def test_cores_and_threads_are_given_back():

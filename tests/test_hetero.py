@@ -536,6 +536,19 @@ def test_coverage_by_hand():
     }
 
 
+def test_coverage_of_widths_that_change_from_step_to_step():
+    """Eight units: the wide client trains all in one step of two and two of them in the other, the narrow one two."""
+    steps = {0: [1.0, 0.25], 1: [0.25, 0.25]}
+    clients = make_clients((1.0, 0.25))
+    rows = coverage(
+        Parts(scalable()), start(), clients, ["a", "b"], "static",
+        seed=0, rounds=9, drawn=lambda client, r: steps[clients.index(client)],
+    )  # fmt: skip
+    found = {row["tier"]: (row["times"], row["never"]) for row in rows if row["block"] == "0.bias"}
+    assert found["a"] == pytest.approx((0.625, 0.0)) and found["b"] == pytest.approx((0.25, 0.75))
+    assert found["all"] == pytest.approx((0.875, 0.0))
+
+
 def test_a_tier_may_be_called_all():
     rows = coverage(Parts(scalable()), start(), make_clients((1.0, 0.25)), ["a", "all"], "static", seed=0, rounds=1)
     assert [(row["tier"], row["times"]) for row in rows if row["block"] == "0.bias"] == [

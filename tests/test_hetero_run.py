@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hetperm import Client, Config, cli, experiment, fit, load_client, run, saved, setting
+from hetperm import Client, Config, cli, experiment, fit, load_client, local, run, saved, setting
 from hetperm.config import ALGORITHMS
 from hetperm.engine import Sequential
 from hetperm.methods import ONE_SIZE
@@ -248,7 +248,9 @@ def test_every_algorithm_runs_on_mixed_sizes_and_saves_models_of_them(algorithm,
         assert num_params(loaded) == row["params"] == sizes[row["tier"]]
         assert same_models(loaded, result.model(i))
         assert saved.read_manifest(result.folder, i)["width"] == (0.0625 if algorithm in ONE_SIZE else row["width"])
-    trained = algorithm.removesuffix("-ft").removesuffix("-two-stage") in ("perm", "heterofl", "feddropout", "fedrolex")
+    trained = algorithm.removesuffix("-ft").removesuffix("-two-stage") in (
+        "perm", "heterofl", "feddropout", "fedrolex", "fjord",
+    )  # fmt: skip
     assert (result.folder / "coverage.csv").exists() == trained
 
 
@@ -261,6 +263,24 @@ def test_coverage_counts_the_rounds_of_a_partial_training(algorithm, tmp_path):
     assert {row["rounds"] for row in coverage} == {str(rounds)}
     reached = 1 - next(float(row["never"]) for row in coverage if (row["block"], row["tier"]) == ("fc1.bias", "e"))
     assert reached == pytest.approx(1 / 16 if algorithm == "heterofl" else 5 / 16)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_coverage_of_ordered_dropout_counts_the_widths_that_were_drawn(tmp_path, monkeypatch):
+    drawn = []
+
+    def listened(*args):
+        for batch, width in local_batches_and_widths(*args):
+            drawn.append(width)
+            yield batch, width
+
+    local_batches_and_widths = local.batches_and_widths
+    monkeypatch.setattr(local, "batches_and_widths", listened)
+    result = run(tiny(algorithm="fjord", steps=10, local_steps=2, engine="sequential", out=tmp_path / "run"))
+    coverage = rows(result.folder / "coverage.csv")
+    assert {row["rounds"] for row in coverage} == {"5"} and len(drawn) == 6 * 10
+    times = next(float(row["times"]) for row in coverage if (row["block"], row["tier"]) == ("fc1.bias", "all"))
+    assert times == pytest.approx(sum(drawn) / 10, rel=1e-5)  # of each of ten steps, the clients' widths added up
 
 
 def test_no_host_is_handed_more_than_its_tier_allows_in_a_whole_run(tmp_path, monkeypatch):

@@ -15,6 +15,9 @@ from hetperm.report import folder, pictures, tables
 
 def test_a_folder_that_exists_is_refused_and_a_name_that_is_taken_gets_a_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match=r"exists; name another folder with --out$"):
+        folder.place(tmp_path, "")
+    (tmp_path / "config.toml").touch()  # a run's
     with pytest.raises(FileExistsError, match=r"exists; name another folder with --out, or go on with that run by"):
         folder.place(tmp_path, "")
     assert folder.place(None, "mine").as_posix() == "runs/mine"

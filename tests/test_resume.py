@@ -425,6 +425,44 @@ def test_a_damaged_configuration_is_refused_in_one_sentence(raw, copied, tmp_pat
     assert touched(copied) == before
 
 
+# Somebody else is writing
+
+
+def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, whole, capsys):
+    half = copied / ".summary.json.1"  # what the other run is about to rename
+    half.write_text("{")
+    before = touched(copied)
+    again = ("--config", copied / "config.toml", "--resume", "--quiet", "--out", copied)
+    with files.held(copied):
+        assert train(*again) == 2
+    assert refusal(capsys) == (
+        f"another run is writing to {copied}; wait until it has ended, or name another folder with --out"
+    )
+    assert touched(copied) == before
+    assert train(*again) == 0
+    ended_alike(copied, whole)
+
+
+def test_a_worker_that_outlives_its_run_holds_no_folder(tmp_path):
+    program = (
+        "import os, sys, time; from pathlib import Path; from hetperm.report import folder\n"
+        "with folder.held(Path(sys.argv[1])):\n"
+        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as run_of_it:
+        worker = int(run_of_it.stdout.readline())
+        try:
+            with pytest.raises(FileExistsError), files.held(tmp_path):
+                pass
+            run_of_it.kill()
+            run_of_it.wait()
+            with files.held(tmp_path):
+                os.kill(worker, 0)  # still there
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
 # Nowhere to write
 
 

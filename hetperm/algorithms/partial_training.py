@@ -12,8 +12,9 @@ from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions, budgeted, fine_tune
 from hetperm.client import Client
 from hetperm.global_model import local_sgd_round
-from hetperm.local import Params, ordered_update
+from hetperm.local import Params, batches_and_widths, ordered_update
 from hetperm.partial import WHOLE, Parts
+from hetperm.randomness import generator_for
 from hetperm.state import State
 
 
@@ -105,7 +106,24 @@ def _epoch(
 
 
 def _ordered(client: Client, clients: Sequence[Client], options: RivalOptions) -> Callable:
-    widths = sorted({other.width for other in clients if other.width <= client.width})
     return partial(
-        ordered_update, steps=options.local_steps, batch_size=options.batch_size, lr=options.lr, widths=widths
+        ordered_update,
+        steps=options.local_steps,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        widths=_affordable(client, clients),
     )
+
+
+def _affordable(client: Client, clients: Sequence[Client]) -> list[float]:
+    """The widths that are about and that a client can hold."""
+    return sorted({other.width for other in clients if other.width <= client.width})
+
+
+def drawn_widths(client: Client, r: int, *, clients: Sequence[Client], options: RivalOptions) -> list[float]:
+    """The widths that a client draws for the steps of round r, with ``ordered``."""
+    generator = generator_for(options.seed, "global", r, client.key)
+    steps = batches_and_widths(
+        client.n_train, options.batch_size, options.local_steps, _affordable(client, clients), generator
+    )
+    return [width for _, width in steps]

@@ -84,7 +84,7 @@ def against_literal(problem: Problem, partition: str, *, engine: str, workers: i
             for _ in range(options.epochs):
                 slow, literal = _timed(partial(literal_epoch, literal, clients, chosen, options))
                 fast, perm = _timed(partial(epoch, perm))
-                times.append((slow, fast))
+                times.append((slow, fast, slow[0] / fast[0]))
     found = Comparison(*zip(*times))
     visits = (perm.work.visits - start.work.visits) // options.epochs
     return {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 LEAST = 0.1  # seconds: shorter work is repeated until so much time has passed
+RUN = 5.0  # seconds: a run of several repetitions has more of them until so much time has passed
 
 Time = tuple[float, float]  # seconds of one call: wall, and CPU of the whole process
 
@@ -25,15 +26,16 @@ def seconds(work: Callable[[], object], least: float = 0.0) -> Time:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of a reference and of ours, run by run; both are medians of a run's repetitions."""
+    """Times of a reference and of ours, run by run, each the median of a run's repetitions.
+
+    Attributes:
+        ratios: how many times faster ours was, for each run: the median over its repetitions, in each of which both are
+            timed one right after the other. So a machine that is slow for some seconds is slow for both.
+    """
 
     reference: Sequence[Time]
     ours: Sequence[Time]
-
-    @property
-    def ratios(self) -> list[float]:
-        """How many times faster ours was, for each run."""
-        return [reference / ours for (reference, _), (ours, _) in zip(self.reference, self.ours, strict=True)]
+    ratios: Sequence[float]
 
     @property
     def ratio(self) -> float:
@@ -52,16 +54,17 @@ class Comparison:
 
 
 def compare(reference: Callable, ours: Callable, *, runs: int, repeats: int) -> Comparison:
-    """Both in turn, ``repeats`` times a run, after a first call of each that does not count."""
+    """Both in turn, ``repeats`` times a run (more if they are done in no time), after a call that does not count."""
     reference(), ours()
-    found = [_run(reference, ours, repeats) for _ in range(runs)]
-    return Comparison([pair[0] for pair in found], [pair[1] for pair in found])
+    return Comparison(*zip(*(_run(reference, ours, repeats) for _ in range(runs))))
 
 
-def _run(reference: Callable, ours: Callable, repeats: int) -> tuple[Time, Time]:
-    times = [(seconds(reference, LEAST), seconds(ours, LEAST)) for _ in range(repeats)]
+def _run(reference: Callable, ours: Callable, repeats: int) -> tuple[Time, Time, float]:
+    began, times = time.perf_counter(), []
+    while len(times) < repeats or (repeats > 1 and time.perf_counter() - began < RUN):
+        times.append((seconds(reference, LEAST), seconds(ours, LEAST)))
     first, second = zip(*times)
-    return median(first), median(second)
+    return median(first), median(second), statistics.median(a / b for (a, _), (b, _) in times)
 
 
 def median(times: Sequence[Time]) -> Time:

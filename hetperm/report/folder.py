@@ -6,11 +6,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 RUNS = Path("runs")
 
@@ -23,7 +29,8 @@ def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
     """
     if out is not None:
         if not resume and (out.exists() or out.is_symlink()):
-            raise FileExistsError(f"{out} exists; name another folder with --out, or go on with that run by --resume")
+            go_on = ", or go on with that run by --resume" if (out / "config.toml").exists() else ""
+            raise FileExistsError(f"{out} exists; name another folder with --out{go_on}")
         if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
         return out
@@ -49,6 +56,50 @@ def create(folder: Path, *, resume: bool = False) -> Path:
     except OSError as error:
         raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
     return folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A context in which no other run writes to the folder; an error if one does. It ends with the process at latest.
+
+    Where the system has no such locks nobody is kept out.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    _HELD.add(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _let_go(handle)
+        raise FileExistsError(
+            f"another run is writing to {folder}; wait until it has ended, or name another folder with --out"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        _let_go(handle)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go(handle: int) -> None:
+    _HELD.discard(handle)
+    os.close(handle)
+
+
+def _let_all_go() -> None:
+    for handle in list(_HELD):
+        _let_go(handle)
+
+
+if fcntl is not None:  # a worker whose run was killed must not keep the folder from whoever resumes it
+    os.register_at_fork(after_in_child=_let_all_go)
 
 
 def tidy(folder: Path) -> None:
