@@ -180,7 +180,7 @@ def _through(error: Tensor, h: Tensor, activation: str | None) -> Tensor:
         case None:
             return error
         case "relu":
-            return error.masked_fill_(h <= 0, 0)
+            return torch.ops.aten.threshold_backward.grad_input(error, h, 0, grad_input=error)  # in one pass
         case "tanh":
             return error.mul_(1 - h * h)
         case "sigmoid":
