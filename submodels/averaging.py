@@ -1,6 +1,6 @@
 """Average of sub-models: every coordinate over those that cover it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,30 +46,47 @@ def average(
 
 
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
-    total = torch.zeros_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
-    weights = torch.zeros_like(total)
-    covered = False
-    for index, part, weight in _sums(name, updates, votes, total):
+    total = torch.empty_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
+    groups: dict[IndexSet, list[int]] = {}
+    for i, (_, index, _) in enumerate(updates):
+        groups.setdefault(index, []).append(i)
+
+    def terms(members: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        return (_term(name, updates[i], None if votes is None else votes[i], total) for i in members)
+
+    whole = next((index for index in groups if votes is None and index.shape(name) == old.shape), None)
+    if whole is None:
+        total.zero_()
+        weights = torch.zeros_like(total)
+    else:  # somebody has all of it: begin with that
+        members = groups.pop(whole)
+        for k, (part, _) in enumerate(terms(members)):
+            whole.scatter_(name, total, part, accumulate=k > 0)
+        weights = torch.full_like(total, sum(updates[i][2] for i in members))
+    for index, members in groups.items():
+        part, weight = _sum(terms(members))  # scattered only once
         index.scatter_(name, total, part, accumulate=True)
         index.scatter_(name, weights, weight.expand_as(part), accumulate=True)
-        covered |= votes is None and part.shape == old.shape
-    if covered:
-        return total.div_(weights).to(old.dtype)
-    return torch.where(weights > 0, total / weights, old).to(old.dtype)
+    if whole is None:
+        return torch.where(weights > 0, total / weights, old).to(old.dtype)
+    return total.div_(weights).to(old.dtype)
 
 
-def _sums(name: str, updates: Sequence[Update], votes: Tensor | None, like: Tensor):
-    """(index set, weighted sum, sum of weights), one for every distinct index set: each is scattered only once."""
-    sums: dict[IndexSet, tuple[Tensor, Tensor]] = {}
-    for i, (tensors, index, weight) in enumerate(updates):
-        p = like.new_tensor(weight)
-        part = tensors[name].detach().to(like)
-        part = part if weight == 1 else part * p
-        if votes is not None:
-            vote = votes[i].to(like.device).reshape(-1, *[1] * (like.dim() - 1))
-            p = torch.where(vote, p, 0)
-            part = torch.where(vote, part, 0)  # not a product: what has no say may be anything
-        if index in sums:
-            part, p = part + sums[index][0], p + sums[index][1]
-        sums[index] = (part, p)
-    return [(index, part, p) for index, (part, p) in sums.items()]
+def _term(name: str, update: Update, vote: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(tensor times weight, weight) of an update."""
+    tensors, _, weight = update
+    p, part = like.new_tensor(weight), tensors[name].detach().to(like)
+    part = part if weight == 1 else part * p
+    if vote is None:
+        return part, p
+    vote = vote.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
+    return torch.where(vote, part, 0), torch.where(vote, p, 0)  # no product: what has no say may be anything
+
+
+def _sum(terms: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The sums of both; the first term may be somebody's own tensor, and is not added to."""
+    total, weight = next(terms)
+    for k, (part, p) in enumerate(terms):
+        total = total + part if k == 0 else total.add_(part)
+        weight = weight + p
+    return total, weight

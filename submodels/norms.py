@@ -136,15 +136,20 @@ def _tracking(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple[str
 def _hide_while_running(norm: _NormBase, stack: ExitStack) -> None:
     # Without buffers a norm falls back on the batch in either mode; without tracking it does not count the call.
     # Hiding in hooks, not for the whole context, keeps the module complete for whoever looks at it in between.
+    # A norm's dictionaries, as setting attributes of a module is slow enough to be felt in a training step.
+    attributes, buffers = vars(norm), norm._buffers
     hidden: list[tuple[bool, Tensor | None, Tensor | None]] = []
+
+    def put(tracking: bool, mean: Tensor | None, var: Tensor | None) -> None:
+        attributes["track_running_stats"], buffers["running_mean"], buffers["running_var"] = tracking, mean, var
 
     def hide(*_: object) -> None:
         hidden.append((norm.track_running_stats, norm.running_mean, norm.running_var))
-        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+        put(False, None, None)
 
     def show(*_: object) -> None:
         if hidden:
-            norm.track_running_stats, norm.running_mean, norm.running_var = hidden.pop()
+            put(*hidden.pop())
 
     stack.callback(show)  # an interrupt may have come between the two hooks
     stack.callback(norm.register_forward_pre_hook(hide).remove)
