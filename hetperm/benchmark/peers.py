@@ -19,7 +19,6 @@ PEERS = {"pfl": "apple pfl", "flwr": "Flower with Ray"}
 PEER_WORKLOADS = ("W1", "W2")
 ISOLATED = ("unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')  # Ray listens on every interface
 PATIENCE = 600  # seconds for Flower to start and to do its rounds
-ATTEMPTS = 2  # some clients of a simulation may not answer in its first round
 
 
 def missing(name: str) -> str | None:
@@ -114,12 +113,11 @@ def _flower(workload: Workload, repeats: int) -> dict[str, Any]:
     env = {**os.environ, **quiet, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     asked = json.dumps({"workload": vars(workload), "repeats": repeats})
     command = [*ISOLATED, sys.executable, "-m", "hetperm.benchmark.flower", asked]
-    for _ in range(ATTEMPTS):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            return {"skipped": f"Flower was not done after {PATIENCE} s"}
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if lines:
-            return _row(**json.loads(lines[-1]))
-    return {"skipped": f"Flower ended with status {done.returncode}: {' '.join(done.stderr.split())[-300:]}"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return {"skipped": f"Flower was not done after {PATIENCE} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return {"skipped": f"Flower ended with status {done.returncode}: {' '.join(done.stderr.split())[-300:]}"}
+    return _row(**json.loads(lines[-1]))
