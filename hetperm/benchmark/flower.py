@@ -56,6 +56,7 @@ def rounds(grid: Grid, setup: Setup, repeats: int) -> list[Time]:
         fraction_train=1.0,
         fraction_evaluate=0.0,
         min_available_nodes=len(setup.clients),
+        min_train_nodes=len(setup.clients),  # the fraction is one of those that have connected by then
         train_metrics_aggr_fn=replies,
     )
     strategy.start(grid, ArrayRecord(setup.start), num_rounds=1 + repeats, timeout=math.inf, evaluate_fn=after)

@@ -119,5 +119,6 @@ def _flower(workload: Workload, repeats: int) -> dict[str, Any]:
         return {"skipped": f"Flower was not done after {PATIENCE} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        return {"skipped": f"Flower ended with status {done.returncode}: {' '.join(done.stderr.split())[-300:]}"}
+        last = done.stderr.strip().rpartition("\n")[2]  # what comes before names files of this machine
+        return {"skipped": f"Flower ended with status {done.returncode}: {last[-300:]}"}
     return _row(**json.loads(lines[-1]))
