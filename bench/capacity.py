@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hetperm import mixing
-from hetperm.cli import parse, say, script
+from hetperm.cli.main import parse, say, script
 from hetperm.config import Config
 from hetperm.engine import Sequential
-from hetperm.estimate import reported
-from hetperm.global_model import local_sgd_round
-from hetperm.setting import Setting, one_thread, prepare
+from hetperm.runs.setting import Setting, one_thread, prepare
+from hetperm.server.estimate import reported
+from hetperm.server.global_model import local_sgd_round
 
 
 @dataclass(frozen=True)

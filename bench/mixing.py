@@ -12,8 +12,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hetperm import discrepancy, mixing, shuffle
+from hetperm import mixing
+from hetperm.mixing import discrepancy
 from hetperm.randomness import generator_for
+from hetperm.server import shuffle
 
 
 def reports(N: int, groups: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -9,14 +9,19 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Config": "config",
-    "run": "experiment",
-    "fit": "experiment",
-    "sweep": "experiment",
-    "Result": "experiment",
+    "run": "runs.experiment",
+    "fit": "runs.experiment",
+    "sweep": "runs.experiment",
+    "Result": "runs.experiment",
     "Client": "client",
-    "load_client": "saved",
+    "load_client": "runs.client_models",
 }
-_MODULES = ("mixing", "shuffle", "discrepancy", "complexity")
+_MODULES = {
+    "mixing": "mixing",
+    "shuffle": "server.shuffle",
+    "discrepancy": "mixing.discrepancy",
+    "complexity": "mixing.complexity",
+}
 __all__ = [*_HOME, *_MODULES]
 
 
@@ -25,7 +30,7 @@ def __getattr__(name: str):
         globals()[name] = getattr(importlib.import_module(f"hetperm.{_HOME[name]}"), name)
         return globals()[name]
     if name in _MODULES:
-        return importlib.import_module(f"hetperm.{name}")
+        return importlib.import_module(f"hetperm.{_MODULES[name]}")
     raise AttributeError(f"module 'hetperm' has no attribute {name!r}")
 
 

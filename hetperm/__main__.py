@@ -1,6 +1,6 @@
 """python -m hetperm: the same as the command hetperm."""
 
-from hetperm.cli import main
+from hetperm.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hetperm.local import Params
-from hetperm.store import Keep, in_memory
+from hetperm.device.bench import Params
+from hetperm.server.store import Keep, in_memory
 
 
 @dataclass(frozen=True)

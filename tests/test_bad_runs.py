@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from hetperm import Client, Config, cli, fit
+from hetperm import Client, Config, fit
+from hetperm.cli import main as cli
 from hetperm.config import ALGORITHMS
 from hetperm.methods import check
-from hetperm.visits import NotFinite
+from hetperm.server.visits import NotFinite
 
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --quiet".split()
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]

@@ -10,16 +10,17 @@ from functools import partial
 import pytest
 import torch
 
-from hetperm import cli, shuffle
 from hetperm.algorithms.perm import two_stage
-from hetperm.benchmark import command, epochs, peers, rounds, scaling, timing
-from hetperm.benchmark.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
+from hetperm.bench.speed import command, epochs, peers, rounds, scaling, timing
+from hetperm.bench.speed.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
+from hetperm.cli import main as cli
 from hetperm.engine import Sequential, engine_for
-from hetperm.global_model import covered_mean, handed_out
 from hetperm.methods import options_for
 from hetperm.randomness import generator_for
-from hetperm.setting import Setting
-from hetperm.visits import personal_epoch
+from hetperm.runs.setting import Setting
+from hetperm.server import shuffle
+from hetperm.server.global_model import covered_mean, handed_out
+from hetperm.server.visits import personal_epoch
 
 FLOAT = torch.float64
 
@@ -292,5 +293,5 @@ def test_data_that_are_not_there_and_folders_that_cannot_be_made_end_the_run_at_
 
 
 def test_help_needs_no_torch():
-    code = "import sys; from hetperm.benchmark import command; sys.exit('torch' in sys.modules)"
+    code = "import sys; from hetperm.bench.speed import command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

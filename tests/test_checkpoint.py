@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hetperm import checkpoint
-from hetperm.checkpoint import changed, load, save
+from hetperm.runs import checkpoint
+from hetperm.runs.checkpoint import changed, load, save
 from hetperm.state import State, Work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -299,7 +299,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(saved, monkeypatch, call):
     whole = saved.read_bytes()
     with monkeypatch.context() as patch:
         if call in ("open", "write"):
-            patch.setattr("hetperm.report.folder.open", _full if call == "open" else _open_full, raising=False)
+            patch.setattr("hetperm.runs.files.open", _full if call == "open" else _open_full, raising=False)
         else:
             patch.setattr(os, call, _full)
         with pytest.raises(OSError) as caught:
@@ -322,7 +322,7 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from hetperm.checkpoint import load, save
+from hetperm.runs.checkpoint import load, save
 from hetperm.state import State
 
 path, random = Path(sys.argv[1]), random.Random(0)

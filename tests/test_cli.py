@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hetperm import cli
+from hetperm.cli import main as cli
 from hetperm.config import ALGORITHMS, SHIPPED, Config, load
 from hetperm.methods import check
-from hetperm.reproduce import EXPERIMENTS, combinations, grid
+from hetperm.runs.reproduce import EXPERIMENTS, combinations, grid
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1".split()

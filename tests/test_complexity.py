@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetperm import complexity
+from hetperm.mixing import complexity
 
 
 def test_vc_by_hand():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetperm.cli import parse_train
+from hetperm.cli.main import parse_train
 from hetperm.config import ALGORITHMS, CHECKS, FIELDS, SHIPPED, Config, find, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -289,7 +289,7 @@ def test_a_table_that_its_method_does_not_understand_is_refused(method, table, s
 
 def test_configuration_and_command_line_do_not_import_torch():
     code = (
-        "import hetperm, hetperm.config, hetperm.cli, hetperm.reproduce, sys; hetperm.Config(); "
+        "import hetperm, hetperm.config, hetperm.cli.main, hetperm.runs.reproduce, sys; hetperm.Config(); "
         "print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

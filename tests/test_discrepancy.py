@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference import perm_maths
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetperm import discrepancy
+from hetperm.mixing import discrepancy
 
 torch.set_num_threads(1)
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm import chain
 from hetperm.algorithms import perm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
 from hetperm.client import Client
+from hetperm.device import chain
+from hetperm.device.bench import Workshop, full_gradient, sgd_update
 from hetperm.engine import Batched, Failure, Processes, Sequential, Task, Threads, batched, choose, engine_for
 from hetperm.engine.processes import Room
-from hetperm.estimate import report
-from hetperm.local import Workshop, full_gradient, sgd_update
 from hetperm.methods import ALGORITHMS, ONE_SIZE
-from hetperm.partial import Parts
+from hetperm.server.estimate import report
+from hetperm.server.slicer import Parts
 from submodels import ScalableModel
 
 INPUTS, CLASSES, WIDTHS = 6, 3, (1.0, 0.5, 0.5, 0.25)
@@ -519,7 +519,7 @@ from torch.nn import functional as F
 from functools import partial
 from hetperm.client import Client
 from hetperm.engine import Processes, Task
-from hetperm.local import Workshop, sgd_update
+from hetperm.device.bench import Workshop, sgd_update
 clients = [Client(train=(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)), key=0)]
 shop = Workshop(nn.Linear(2, 2), F.cross_entropy)
 engine = Processes(clients, shop, 1)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hetperm.client import View
-from hetperm.evaluate import accuracy, evaluate, summarise
+from hetperm.runs.evaluate import accuracy, evaluate, summarise
 
 
 def test_accuracy_is_the_share_of_right_answers():

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import hetperm
-from hetperm import Client, Config, experiment, fit, run, setting
+from hetperm import Client, Config, fit, run
 from hetperm.config import ALGORITHMS, load
-from hetperm.visits import NotFinite
+from hetperm.runs import experiment, setting
+from hetperm.server.visits import NotFinite
 
 TINY = {
     "capacity_profile": "homogeneous",

@@ -10,19 +10,19 @@ from reference import hetero as literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm import discrepancy
 from hetperm.algorithms import perm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
 from hetperm.client import Client
+from hetperm.device.bench import Workbench, Workshop, batches, distil_update, ordered_update, sgd_update
 from hetperm.engine import Sequential, Task, Threads, run_all
-from hetperm.estimate import report, reported
-from hetperm.global_model import covered_mean, gradient_step, local_sgd_round
-from hetperm.local import Workbench, Workshop, batches, distil_update, ordered_update, sgd_update
 from hetperm.methods import ALGORITHMS
-from hetperm.partial import Parts, coverage
+from hetperm.mixing import discrepancy
 from hetperm.randomness import generator_for, seed_for
+from hetperm.server.estimate import report, reported
+from hetperm.server.global_model import covered_mean, gradient_step, local_sgd_round
+from hetperm.server.slicer import Parts, coverage
+from hetperm.server.visits import mixed_by_alpha, personal_epoch, present, rounds_of
 from hetperm.state import State
-from hetperm.visits import mixed_by_alpha, personal_epoch, present, rounds_of
 from submodels import ScalableModel
 
 INPUTS, HIDDEN, CLASSES = 5, (8, 6), 3

@@ -10,11 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hetperm import Client, Config, cli, experiment, fit, load_client, local, run, saved, setting
+from hetperm import Client, Config, fit, load_client, run
+from hetperm.cli import main as cli
 from hetperm.config import ALGORITHMS
+from hetperm.device import bench as local
 from hetperm.engine import Sequential
 from hetperm.methods import ONE_SIZE
-from hetperm.setting import one_thread
+from hetperm.runs import client_models as saved
+from hetperm.runs import experiment, setting
+from hetperm.runs.setting import one_thread
 from submodels import zoo
 
 TINY = {

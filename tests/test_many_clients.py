@@ -5,7 +5,9 @@ import pytest
 import torch
 from scipy import sparse as scipy_sparse
 
-from hetperm import Config, checkpoint, experiment, mixing, run, store, visits
+from hetperm import Config, mixing, run
+from hetperm.runs import checkpoint, experiment
+from hetperm.server import store, visits
 from hetperm.state import State
 
 TINY = {

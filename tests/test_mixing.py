@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import perm_maths
 
-from hetperm import complexity, mixing
+from hetperm import mixing
+from hetperm.mixing import complexity, solver
 
 torch.set_num_threads(1)
 
@@ -137,9 +138,9 @@ def test_blocks_of_rows_are_solved_as_the_whole_with_less_memory(monkeypatch):
     c = torch.rand(30, 30, generator=_generator(), dtype=torch.float64)
     n, lam = torch.arange(1, 31), torch.linspace(0.1, 9, 30)
     whole, sizes = mixing.solve(c, n, lam), []
-    water_fill = mixing.water_fill
-    monkeypatch.setattr(mixing, "water_fill", lambda x, n: sizes.append(x.numel()) or water_fill(x, n))
-    monkeypatch.setattr(mixing, "ENTRIES", 100)
+    water_fill = solver.water_fill
+    monkeypatch.setattr(solver, "water_fill", lambda x, n: sizes.append(x.numel()) or water_fill(x, n))
+    monkeypatch.setattr(solver, "ENTRIES", 100)
     assert torch.equal(mixing.solve(c, n, lam), whole)
     assert len(sizes) == 10 and max(sizes) == 90
 
@@ -367,7 +368,7 @@ def test_alpha_in_blocks_of_rows_is_the_whole_alpha(options, monkeypatch):
     zeta, q, n = (g[:, None] - g).square().sum(-1), torch.rand(20, generator=generator), torch.arange(1, 21)
     options |= {"vc": torch.arange(1, 21) ** 2, "vc_weight": 0.05}
     whole = mixing.weights(zeta, q, n, **options)
-    monkeypatch.setattr(mixing, "ENTRIES", 60)
+    monkeypatch.setattr(solver, "ENTRIES", 60)
     parts = list(mixing.blocks(zeta, q, n, **options))
     assert [len(part) for part in parts] == [3] * 6 + [2]
     assert torch.equal(torch.cat(parts), whole)

@@ -10,10 +10,10 @@ from torch import nn
 
 from hetperm.algorithms.perm import Options, single_loop, two_stage
 from hetperm.client import Client
+from hetperm.device.bench import Workbench, batches
 from hetperm.engine import Sequential
-from hetperm.local import Workbench, batches
 from hetperm.randomness import generator_for, seed_for
-from hetperm.visits import NotFinite, personal_epoch, present, rounds_of, step_sizes
+from hetperm.server.visits import NotFinite, personal_epoch, present, rounds_of, step_sizes
 
 OPTIONS = Options(
     seed=3,

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from hetperm.config import ALGORITHMS
-from hetperm.report import folder, pictures, tables
+from hetperm.report import pictures, tables
+from hetperm.runs import files as folder
 
 # Files
 

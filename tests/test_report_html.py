@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from summaries import GROUPS, TIERS, clients, several, single
 
-from hetperm.report import folder, html, pictures, tables
+from hetperm.report import html, pictures, tables
+from hetperm.runs import files as folder
 
 CONFIG = """\
 algorithm = "perm"

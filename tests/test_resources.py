@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetperm.bench.devices import limits
+from hetperm.bench.devices.clock import Clock, Speed, samples_of, size
+from hetperm.bench.devices.federated import points, to_reach
+from hetperm.bench.devices.limits import MB, Cgroup, DataLimit, Unusable
+from hetperm.device.bench import full_gradient, ordered_update, sgd_update
 from hetperm.engine.task import Failure, Task
-from hetperm.estimate import Report, report
-from hetperm.global_model import batch_gradient
-from hetperm.local import full_gradient, ordered_update, sgd_update
 from hetperm.profile import Tier
-from hetperm.resources import limits
-from hetperm.resources.clock import Clock, Speed, samples_of, size
-from hetperm.resources.federated import points, to_reach
-from hetperm.resources.limits import MB, Cgroup, DataLimit, Unusable
+from hetperm.server.estimate import Report, report
+from hetperm.server.global_model import batch_gradient
 
 # Limits
 

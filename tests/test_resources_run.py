@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hetperm import cli
+from hetperm.bench.devices import benchmark, command, device, measure
+from hetperm.bench.devices.device import Devices, Exceeded
+from hetperm.bench.devices.limited import Limited
+from hetperm.bench.devices.limits import MB, DataLimit, choose
+from hetperm.cli import main as cli
 from hetperm.client import Client
+from hetperm.device.bench import Workshop, sgd_update
 from hetperm.engine import Sequential, Task
-from hetperm.estimate import report
-from hetperm.local import Workshop, sgd_update
 from hetperm.report import html
-from hetperm.resources import benchmark, command, device, measure
-from hetperm.resources.device import Devices, Exceeded
-from hetperm.resources.limited import Limited
-from hetperm.resources.limits import MB, DataLimit, choose
+from hetperm.server.estimate import report
 from submodels import ScalableModel, zoo
 from submodels.cost import count
 
@@ -294,5 +294,5 @@ def test_the_section_is_part_of_the_report_of_a_run_that_has_one(tmp_path):
 
 
 def test_help_imports_no_torch():
-    code = "import sys\nfrom hetperm.resources import command\nassert 'torch' not in sys.modules"
+    code = "import sys\nfrom hetperm.bench.devices import command\nassert 'torch' not in sys.modules"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

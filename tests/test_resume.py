@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from hetperm import Client, Config, cli, experiment, fit, run, training
+from hetperm import Client, Config, fit, run
+from hetperm.cli import main as cli
 from hetperm.config import load
 from hetperm.engine import Sequential
-from hetperm.report import folder as files
+from hetperm.runs import experiment, files, training
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
@@ -176,8 +177,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 KILLED = """
 import json, os, resource, signal, sys
 import sklearn.datasets, torch._dynamo
-from hetperm import Config, experiment, run
-from hetperm.report import folder as files
+from hetperm import Config, run
+from hetperm.runs import experiment
+from hetperm.runs import files
 
 settings, out, moments, writes = json.loads(sys.argv[1])
 experiment._draw = lambda result: None
@@ -445,7 +447,7 @@ def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, who
 
 def test_a_worker_that_outlives_its_run_holds_no_folder(tmp_path):
     program = (
-        "import os, sys, time; from pathlib import Path; from hetperm.report import folder\n"
+        "import os, sys, time; from pathlib import Path; from hetperm.runs import files as folder\n"
         "with folder.held(Path(sys.argv[1])):\n"
         "    if os.fork() == 0: print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"

@@ -11,11 +11,11 @@ from torch import nn
 
 from hetperm.algorithms import apfl, budget, fedavg, ifca, local_only, perfedavg, pfedme
 from hetperm.client import Client
+from hetperm.device.bench import Workbench, batches
 from hetperm.engine import Sequential
-from hetperm.local import Workbench, batches
 from hetperm.randomness import seed_for
+from hetperm.server.visits import NotFinite
 from hetperm.state import State, num_bytes
-from hetperm.visits import NotFinite
 
 CLASSES, FEATURES = 3, 4
 COMMON = {"seed": 5, "epochs": 3, "local_steps": 3, "batch_size": 4, "lr": 0.3, "steps": 43, "tail_average": 0.0}

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 import hetperm
-from hetperm import load_client, saved
-from hetperm.saved import channels, clients, read_manifest, save_client
+from hetperm import load_client
+from hetperm.runs import client_models as saved
+from hetperm.runs.client_models import channels, clients, read_manifest, save_client
 from submodels import Random, ScalableModel, zoo
 from submodels.skeleton import named_tensors, tensors_in
 

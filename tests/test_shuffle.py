@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import perm_maths
 
-from hetperm import mixing, shuffle
+from hetperm import mixing
+from hetperm.server import shuffle
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import perm_maths
 
-from hetperm.simplex import project, water_fill
+from hetperm.mixing.simplex import project, water_fill
 
 torch.set_num_threads(1)
 

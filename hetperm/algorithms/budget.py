@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from hetperm.client import Client
+from hetperm.device.bench import Params, sgd_update
 from hetperm.engine import Task, run_all
-from hetperm.local import Params, sgd_update
 from hetperm.randomness import seed_for
+from hetperm.server.visits import finite
 from hetperm.state import State, Work, num_bytes, tail_begins
-from hetperm.visits import finite
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
 from hetperm.algorithms.partial_training import partial_training, partial_training_ft
 from hetperm.client import Client
-from hetperm.local import Params
+from hetperm.device.bench import Params
 
 
 def fedavg(clients: Sequence[Client], engine, start: Params, options: RivalOptions) -> Algorithm:

@@ -14,12 +14,12 @@ from torch import Tensor
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
 from hetperm.client import Client
+from hetperm.device.bench import Params, Shard, Workbench, sgd_update
 from hetperm.engine import Task, run_all
-from hetperm.global_model import mean_model
-from hetperm.local import Params, Shard, Workbench, sgd_update
 from hetperm.randomness import generator_for, seed_for
+from hetperm.server.global_model import mean_model
+from hetperm.server.visits import NotFinite
 from hetperm.state import State, Work, num_bytes
-from hetperm.visits import NotFinite
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import partial
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import RivalOptions, at_home, budgeted
 from hetperm.client import Client
-from hetperm.local import Params, sgd_update
-from hetperm.partial import WHOLE, Parts
+from hetperm.device.bench import Params, sgd_update
+from hetperm.server.slicer import WHOLE, Parts
 from hetperm.state import State, Work
 
 

@@ -11,10 +11,10 @@ from functools import partial
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions, budgeted, fine_tune
 from hetperm.client import Client
-from hetperm.global_model import local_sgd_round
-from hetperm.local import Params, batches_and_widths, ordered_update
-from hetperm.partial import WHOLE, Parts
+from hetperm.device.bench import Params, batches_and_widths, ordered_update
 from hetperm.randomness import generator_for
+from hetperm.server.global_model import local_sgd_round
+from hetperm.server.slicer import WHOLE, Parts
 from hetperm.state import State
 
 

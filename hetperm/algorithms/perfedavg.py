@@ -14,8 +14,8 @@ from torch import Tensor
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import FineTuneOptions, at_home, begin, budgeted, fine_tune
 from hetperm.client import Client
-from hetperm.global_model import mean_model
-from hetperm.local import Params, Shard, Workbench, batches
+from hetperm.device.bench import Params, Shard, Workbench, batches
+from hetperm.server.global_model import mean_model
 from hetperm.state import State, Work, num_bytes
 
 COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients of a local step

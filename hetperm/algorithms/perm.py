@@ -12,14 +12,14 @@ import torch
 from hetperm import mixing
 from hetperm.algorithms.base import Algorithm
 from hetperm.client import Client
+from hetperm.device.bench import Params, full_gradient
 from hetperm.engine import Task, run_all
-from hetperm.estimate import reported
-from hetperm.global_model import gradient_step, local_sgd_round, subtract, unflatten
-from hetperm.local import Params, full_gradient
-from hetperm.partial import WHOLE, Parts, own_widths
 from hetperm.randomness import generator_for
+from hetperm.server.estimate import reported
+from hetperm.server.global_model import gradient_step, local_sgd_round, subtract, unflatten
+from hetperm.server.slicer import WHOLE, Parts, own_widths
+from hetperm.server.visits import finite, mixed_by_alpha, personal_epoch, projected, rounds_of
 from hetperm.state import State, Work, num_bytes, tail_begins
-from hetperm.visits import finite, mixed_by_alpha, personal_epoch, projected, rounds_of
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
 from hetperm.client import Client
-from hetperm.global_model import mean_model
-from hetperm.local import Params, Shard, Workbench, batches
+from hetperm.device.bench import Params, Shard, Workbench, batches
+from hetperm.server.global_model import mean_model
 from hetperm.state import State, Work, mixed, num_bytes
 
 

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from hetperm.client import Client
+from hetperm.device.bench import Workshop
 from hetperm.engine.batched import Batched, can_batch
 from hetperm.engine.processes import Processes, can_fork
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task, run_all
 from hetperm.engine.threads import Threads, draws
-from hetperm.local import Workshop
 
 __all__ = ["Batched", "Engine", "Failure", "Processes", "Sequential", "Task", "Threads", "engine_for", "run_all"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from hetperm import chain
 from hetperm.client import Client
+from hetperm.device import chain
+from hetperm.device.bench import Params, Workshop, batches, sgd_update
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task
 from hetperm.engine.threads import Threads
-from hetperm.local import Params, Workshop, batches, sgd_update
 
 ENTRIES = 2**23  # parameters in a stack: 32 MB, however many clients there are
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from hetperm.client import Client
+from hetperm.device.bench import Workshop
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
-from hetperm.local import Workshop
 
 TRIES = 3  # of a task whose worker dies
 PATIENCE = 1.0  # seconds between two looks of an idle worker at whether its parent is still there

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from hetperm.client import Client
+from hetperm.device.bench import Workbench, Workshop
 from hetperm.engine.task import Failure, Task
-from hetperm.local import Workbench, Workshop
 
 
 class Sequential:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetperm.local import Params
+from hetperm.device.bench import Params
 
 
 @dataclass(frozen=True)
@@ -12,8 +12,8 @@ class Task:
     """A model handed to a host.
 
     Attributes:
-        update: what the host does: ``update(bench, params, shard, generator=...)``, a function of `hetperm.local`
-            or like it, with its options bound.
+        update: what the host does: ``update(bench, params, shard, generator=...)``, a function of
+            `hetperm.device.bench` or like it, with its options bound.
         host: the position of the client that does it.
         seed: decides all randomness of the task, so that neither engine nor order can change a result.
         width: of the model that is handed over.

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hetperm.client import Client
+from hetperm.device.bench import Workshop
 from hetperm.engine.sequential import run_task, work_on
 from hetperm.engine.task import Failure, Task
-from hetperm.local import Workshop
 
 
 class Threads:

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from hetperm.report import folder as files
 from hetperm.report import grid as grids
 from hetperm.report import tables
-from hetperm.report.folder import missing
 from hetperm.report.tables import MB, Rows, Summary
+from hetperm.runs import files
+from hetperm.runs.files import missing
 
 NAME = "report.html"
 RESOURCES = "resources.json"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hetperm.report import tables
-from hetperm.report.folder import write
+from hetperm.runs.files import write
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from hetperm.report import grid as grids
-from hetperm.report.folder import missing
 from hetperm.report.grid import Grid
+from hetperm.runs.files import missing
 
 MB = 2**20
 WIDE = 110  # characters; a table by tier that is wider is turned on its side if that makes it narrower

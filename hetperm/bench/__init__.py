@@ -1,0 +1,1 @@
+"""Benchmarks: speed (`hetperm bench`) and devices (`hetperm bench resources`)."""

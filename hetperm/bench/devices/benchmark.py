@@ -1,0 +1,278 @@
+"""Tier by tier: what a width costs, predicted and measured, and whether it fits under the tier's limit."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetperm.bench.devices.clock import Speed
+from hetperm.bench.devices.device import Devices, Exceeded
+from hetperm.bench.devices.limits import MB, MOST_SLACK, Limit, room, slack
+from hetperm.bench.devices.measure import Peak, allocated, timed, training, watched
+from hetperm.profile import Profile, Tier
+from submodels import Budget, Cost, ScalableModel, zoo
+from submodels.budget import needs
+from submodels.cost import count
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model that is cut to widths, and what it is trained on.
+
+    Attributes:
+        scalable: None for a model that cannot be cut; it has width 1 only.
+        example: (1, ...) an input.
+    """
+
+    module: nn.Module
+    scalable: ScalableModel | None
+    example: Tensor
+    batch_size: int
+
+    def at(self, width: float) -> nn.Module:
+        """The model of a width."""
+        return self.module if self.scalable is None else self.scalable.extract(width).module
+
+    def cost(self, width: float) -> Cost:
+        """What it costs, counted."""
+        if self.scalable is None:
+            return count(self.module, self.example, batch_size=self.batch_size)
+        return self.scalable.cost(width, self.batch_size)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a width takes: counted, as torch's allocator has it, and as the operating system has it.
+
+    Attributes:
+        tensors: bytes of tensors at the peak; `peak`: of the whole process above its baseline.
+        seconds: of a step on one thread of this machine.
+    """
+
+    width: float
+    cost: Cost
+    tensors: int
+    peak: Peak
+    seconds: float
+
+    @property
+    def beside(self) -> int:
+        """Bytes that count against the limit and are no tensors."""
+        return (self.peak.charged or 0) - self.tensors
+
+
+def network(name: str, shape: Sequence[int], *, batch_size: int, profile: Profile, seed: int = 0) -> Network:
+    """The model of that name with ten classes, cut if the profile has widths below 1."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = zoo.build(name, in_channels=shape[0], num_classes=10, image_size=tuple(shape[1:]))
+    example, scalable = torch.zeros(1, *shape), None
+    if profile.widths[0] < 1:
+        try:
+            scalable = ScalableModel(module, example)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be cut ({error}); use --capacity-profile homogeneous") from error
+    return Network(module, scalable, example, batch_size)
+
+
+def check(profile: Profile, net: Network, name: str) -> None:
+    """Nothing, or an error if no tier can train its width of the model, by what is counted."""
+    budgets = {tier.name: tier.train_mb for tier in profile.tiers}
+    if None in budgets.values():
+        return
+    needed = {tier.name: net.cost(tier.width).train_bytes / MB for tier in profile.tiers}
+    if all([needed[tier] > budgets[tier] for tier in budgets]):
+        tier = min(budgets, key=lambda tier: needed[tier] / budgets[tier])
+        raise ValueError(
+            f"{name} fits no tier of profile {profile.name!r} at batch size {net.batch_size}: tier {tier!r} comes "
+            f"nearest and needs {needed[tier]:.3g} MB of {budgets[tier]:g}; lower --batch-size or --input, take a "
+            "smaller model, or raise train_mb in a profile of your own"
+        )
+
+
+# Measuring
+
+
+def measure(net: Network, width: float, devices: Devices, timer: Devices, limit: Limit | None, *, rehearsed: bool):
+    """What a width takes; every figure comes from a process of its own.
+
+    Args:
+        devices, timer: processes that keep nothing, and that keep what torch keeps.
+    """
+    module = net.at(width)
+    how = {"batch_size": net.batch_size}
+    try:
+        return Measured(
+            width,
+            net.cost(width),
+            tensors=allocated(module, net.example, **how),
+            peak=devices.do(
+                partial(watched, training(module, net.example, steps=1, **how), limit, rehearsed=rehearsed)
+            ),
+            seconds=timer.do(partial(timed, module, net.example, **how)),
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model takes no training step at width {width:g} ({error}); raise --batch-size"
+        ) from error
+
+
+def calibrated(
+    net: Network, widths: Sequence[float], devices: Devices, timer: Devices, limit: Limit | None, *, say: Say
+) -> tuple[dict[float, Measured], bool]:
+    """width -> what it takes, and whether work must be rehearsed for the slack to stay within its bounds."""
+
+    def every(rehearsed: bool) -> dict[float, Measured]:
+        found = {}
+        for width in widths:
+            say(f"measuring width {width:g}{' again, with kernels compiled before' * rehearsed}")
+            found[width] = measure(net, width, devices, timer, limit, rehearsed=rehearsed)
+        return found
+
+    fresh = every(False)
+    if limit is None or slack([each.beside for each in fresh.values()]) <= MOST_SLACK:
+        return fresh, False
+    rehearsed = every(True)
+    return {
+        width: replace(fresh[width], peak=replace(fresh[width].peak, charged=each.peak.charged))
+        for width, each in rehearsed.items()
+    }, True
+
+
+# Verdicts
+
+FITS, TOO_LARGE, UNKNOWN = "fits", "does not fit", "undecidable"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the operating system said about a tier.
+
+    Attributes:
+        verdict: "fits", "does not fit" or "undecidable"; `reason`: what there is to say beside.
+        own, above: how the tier's own width and the next larger one ended: "finished", or how it was stopped; None if
+            it was not run.
+        wider: the next larger width; None if there is none.
+        room: bytes that were allowed above the baseline; None: no limit.
+    """
+
+    verdict: str
+    reason: str = ""
+    own: str | None = None
+    wider: float | None = None
+    above: str | None = None
+    room: int | None = None
+
+
+@dataclass(frozen=True)
+class Enforcement:
+    """How limits are enforced.
+
+    Attributes:
+        slack: bytes beyond the budget; `device_mb`: what a process may take in all; None: no such limit.
+        why_not: why nothing can be decided; empty if it can.
+    """
+
+    devices: Devices
+    limit: Limit | None
+    slack: int
+    rehearsed: bool
+    device_mb: float | None = None
+    why_not: str = ""
+
+    def room(self, tier: Tier) -> int | None:
+        """Bytes that a device of the tier may take above the baseline; None: as many as it likes."""
+        if tier.train_mb is None or self.limit is None:
+            return None
+        return room(tier.train_mb, self.slack, baseline=self.devices.baseline, device_mb=self.device_mb)
+
+    def ends(self, net: Network, width: float, allowed: int) -> str | None:
+        """How two steps at a width end under a limit: None if they are done, or in words."""
+        work = training(net.at(width), net.example, batch_size=net.batch_size, steps=2)
+        try:
+            self.devices.do(work, room=allowed, limit=self.limit, rehearsed=self.rehearsed)
+        except Exceeded as error:
+            return str(error)
+        return None
+
+
+def holds(devices: Devices, limit: Limit) -> bool:
+    """Whether a limit really is enforced here: a process may take what it is allowed, and no more."""
+    devices.do(partial(take, 8 * MB), room=32 * MB, limit=limit)
+    with suppress(Exceeded):
+        devices.do(partial(take, 64 * MB), room=32 * MB, limit=limit)
+        return False
+    return True
+
+
+def take(size: int) -> None:
+    """Nothing; so many bytes were in use for a moment."""
+    bytes(memoryview(bytearray(size))[::4096])
+
+
+def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) -> Verdict:
+    """Whether the tier's own width finishes under its limit; the next larger one should not."""
+    wider = min((width for width in profile.widths if width > tier.width), default=None)
+    cost = net.cost(tier.width)
+    others = {name: limit for name, limit in tier.limits().items() if name != "train_mb"}
+    broken = Budget(**others).excess(cost) if others else {}
+    if broken:
+        need = needs(cost)
+        over = ", ".join(f"{name} {need[name]:.3g} of {others[name]:g}" for name in broken)
+        return Verdict(TOO_LARGE, f"needs {over}", wider=wider)
+    allowed = enforcement.room(tier)
+    if tier.train_mb is None:
+        return Verdict(UNKNOWN, "the profile gives this tier no train_mb", wider=wider)
+    if allowed is None or enforcement.why_not:
+        return Verdict(UNKNOWN, enforcement.why_not or "memory is not limited", wider=wider)
+    own = enforcement.ends(net, tier.width, allowed)
+    above = None if wider is None else enforcement.ends(net, wider, allowed)
+    how = {"own": own or "finished", "wider": wider, "room": allowed}
+    how["above"] = None if wider is None else above or "finished"
+    if own:
+        return Verdict(TOO_LARGE, f"width {tier.width:g} was {own}", **how)
+    loose = wider is not None and not above
+    return Verdict(FITS, f"so does width {wider:g}" if loose else "", **how)
+
+
+# Rows
+
+
+def rows(
+    profile: Profile, measured: Mapping[float, Measured], verdicts: Mapping[str, Verdict], speed: Speed, *, samples: int
+) -> Iterator[dict[str, Any]]:
+    """A row for every tier: what a visit of its width takes, and whether it can bear that.
+
+    Args:
+        samples: that a visit takes gradients of: local steps times batch size.
+    """
+    for tier in profile.tiers:
+        found, verdict = measured[tier.width], verdicts[tier.name]
+        cost, peak = found.cost, found.peak
+        yield {
+            "tier": tier.name,
+            "width": tier.width,
+            "params": cost.params,
+            "mmacs": cost.macs / 1e6,
+            "predicted_mb": cost.train_bytes / MB,
+            "measured_mb": None if peak.resident is None else peak.resident / MB,
+            "budget_mb": tier.train_mb,
+            "budget_mmacs": tier.mmacs,
+            "limit_mb": None if verdict.room is None else verdict.room / MB,
+            "step_ms": 1000 * found.seconds,
+            "device_step_ms": 1000 * found.seconds * (tier.slow or 1),
+            "down_mb": cost.wire_bytes / MB,
+            "up_mb": cost.wire_bytes / MB,
+            "visit_seconds": speed.seconds(tier, cost.macs, samples, down=cost.wire_bytes, up=cost.wire_bytes),
+            "own": verdict.own,
+            "wider": verdict.wider,
+            "above": verdict.above,
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+        }

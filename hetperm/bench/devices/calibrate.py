@@ -1,0 +1,71 @@
+"""How well memory is predicted: five models at five widths, each in a process of its own; docs/resources.md has it.
+
+Run it by ``python -m hetperm.bench.devices.calibrate``; status 1 if a prediction is further off than `near` allows.
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+from hetperm.bench.devices import benchmark
+from hetperm.bench.devices.device import Devices
+from hetperm.bench.devices.limits import MB
+from hetperm.bench.devices.measure import training, watched
+from hetperm.cli import main as cli
+from hetperm.profile import Profile, Tier
+from hetperm.report import grid as grids
+from hetperm.report import tables
+from hetperm.report.grid import Grid
+from hetperm.runs.setting import one_thread
+
+FIVE = Profile("five", "", tuple(Tier(f"1/{k}", 1, 1 / k) for k in (1, 2, 4, 8, 16)))
+BATCH_SIZE = 10
+MODELS = {  # and the images they are trained on
+    "mlp": (3, 32, 32),
+    "cnn": (3, 32, 32),
+    "resnet18-cifar": (3, 32, 32),
+    "timm:mobilenetv3_small_100": (3, 64, 64),
+    "timm:vit_tiny_patch16_224": (3, 64, 64),
+}
+
+
+def near(predicted: float, measured: float) -> bool:
+    """Whether a prediction in MB is within 15 % of what was measured, or within 4 MB.
+
+    Example:
+        >>> near(100, 114), near(100, 130), near(1, 4.5)
+        (True, False, True)
+    """
+    return abs(predicted - measured) <= max(0.15 * measured, 4)
+
+
+def measured(devices: Devices) -> Iterator[tuple[str, float, float, float]]:
+    """Model, width, MB predicted and MB measured above the baseline."""
+    for name, shape in MODELS.items():
+        net = benchmark.network(name, shape, batch_size=BATCH_SIZE, profile=FIVE)
+        for width in reversed(FIVE.widths):
+            work = training(net.at(width), net.example, batch_size=BATCH_SIZE, steps=1)
+            resident = devices.do(partial(watched, work)).resident
+            if resident is None:
+                raise OSError("this system does not tell how much memory a process uses; run this on Linux")
+            label = f"{name} {'x'.join(map(str, shape))}"
+            yield label, width, net.cost(width).train_bytes / MB, resident / MB
+
+
+def main() -> None:
+    """Nothing; the table is printed."""
+    with Devices() as devices, one_thread():
+        found = list(measured(devices))
+    rows = [
+        [name, tables.width_text(width), f"{a:.2f}", f"{b:.2f}", f"{a - b:+.2f}", f"{100 * (a / b - 1):+.0f} %"]
+        for name, width, a, b in found
+    ]
+    heads = ["model and input", "width", "predicted MB", "measured MB", "difference", "relative"]
+    print(grids.markdown(Grid(heads, rows)), end="")
+    far = [f"{name} at {tables.width_text(width)}" for name, width, a, b in found if not near(a, b)]
+    print(f"further off than 15 % and 4 MB: {', '.join(far) or 'none'} of {len(found)}")
+    sys.exit(1 if far else 0)
+
+
+if __name__ == "__main__":
+    cli.script(lambda args: main())

@@ -1,0 +1,215 @@
+"""Devices: processes that do one piece of work each, under a limit, and may be killed for it.
+
+A server process has Python, torch and warm kernels and forks itself for every piece: it begins at the same baseline,
+at once, and what it does leaves no trace in the next. Nothing is left in caches: oneDNN would keep 256 KB of address
+space for every kernel, and malloc what tensors once took.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetperm.bench.devices.limits import Limit, status
+
+NO_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+DONE, FAILED, REFUSED = 0, 1, 3  # how a piece of work ends, if it is not killed
+OUT_OF_MEMORY = re.compile(
+    "allocate memory|enough memory|out of memory|bad_alloc|could not (create|execute) a primitive"
+)
+
+
+class Exceeded(MemoryError):
+    """Work that did not fit under its limit; the message says how it ended."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A piece of work and where its result goes.
+
+    Attributes:
+        work: a function without arguments; it and its result can be pickled.
+        room: bytes that it may take; None: as many as it likes.
+        limit: what enforces that; None: nothing does.
+        rehearsed: whether it is done once before the limit holds, so that kernels which torch compiles for its shapes,
+            and never gives back, are part of the baseline.
+        reply: the file that the result, or the error, is written to.
+    """
+
+    work: Callable[[], Any]
+    room: int | None
+    limit: Limit | None
+    rehearsed: bool
+    reply: Path
+
+
+class Devices:
+    """A server process and its forks, which do work one after the other.
+
+    Args:
+        caches: whether kernels and freed memory are kept, as torch does by itself: for work that is timed.
+    """
+
+    def __init__(self, *, caches: bool = False):
+        if not hasattr(os, "fork"):
+            raise OSError(f"{sys.platform} cannot fork processes, which the benchmark needs; run it on Linux or macOS")
+        env = {**os.environ, **({} if caches else NO_CACHES), "OMP_NUM_THREADS": "1"}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        code = "from hetperm.bench.devices.device import serve; serve()"
+        self._folder = tempfile.TemporaryDirectory(prefix="hetperm-")
+        self._said = Path(self._folder.name) / "said"
+        with open(self._said, "wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=env
+            )
+        self._baseline: int | None = None
+
+    @property
+    def baseline(self) -> int:
+        """Bytes of memory that Python and torch take by themselves; 0 where that is not known."""
+        if self._baseline is None:
+            self._baseline = self._receive()
+        return self._baseline
+
+    def do(
+        self,
+        work: Callable[[], Any],
+        *,
+        room: int | None = None,
+        limit: Limit | None = None,
+        rehearsed: bool = False,
+    ) -> Any:
+        """What a piece of work comes to in a process of its own; `Exceeded` if it does not fit in its room."""
+        _ = self.baseline
+        reply = Path(self._folder.name) / "reply"
+        dump(Order(work, room, limit, rehearsed, reply), self._process.stdin)
+        self._process.stdin.flush()
+        code = self._receive()
+        if code == DONE:
+            with open(reply, "rb") as file:
+                return pickle.load(file)
+        if code == FAILED:
+            raise RuntimeError(reply.read_text())
+        if room is None:
+            raise RuntimeError(f"a process without a limit was {_how(code)}; is there enough memory on this machine?")
+        raise Exceeded(_how(code))
+
+    def _receive(self) -> int:
+        try:
+            return pickle.load(self._process.stdout)
+        except EOFError:
+            said = self._said.read_text(errors="replace").strip().splitlines() or ["without a word"]
+            raise RuntimeError(
+                f"a process with nothing but Python and torch ended at once ({said[-1]}); "
+                "if its memory is limited (see ulimit -d and ulimit -v), the limit is below what they take: raise it"
+            ) from None
+
+    def close(self) -> None:
+        """Nothing; the processes have ended and their files are gone."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "Devices":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _how(code: int) -> str:
+    return f"killed ({signal.Signals(-code).name})" if code < 0 else "refused memory"
+
+
+# In the other process
+
+
+def serve() -> None:
+    """Nothing; orders are read and done, each in a fork, until there are no more."""
+    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what work prints is no answer
+    _warm_up()
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc: memory that is free is given back, and not found by work later
+    pickle.dump(status().get("VmRSS", 0), answers)
+    answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            order = pickle.load(orders)
+            pid = os.fork()
+            if pid == 0:
+                _carry_out(order)
+            _, code = os.waitpid(pid, 0)
+            if order.limit is not None:
+                order.limit.leave(pid)
+            del order
+            pickle.dump(os.waitstatus_to_exitcode(code), answers)
+            answers.flush()
+
+
+def _carry_out(order: Order) -> None:
+    """Nothing; the process ends, with a code that says how it went."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a crash is told by its signal
+        if order.rehearsed and order.limit is not None:
+            order.limit.note()
+            order.work()
+        if order.limit is not None:
+            order.limit.enter(order.room)
+        result = order.work()
+        with open(order.reply, "wb") as file:
+            dump(result, file)
+    except BaseException as error:
+        if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+            os._exit(REFUSED)
+        with contextlib.suppress(BaseException):
+            order.reply.write_text(str(error).strip() or type(error).__name__)
+        os._exit(FAILED)
+    os._exit(DONE)
+
+
+def _warm_up() -> None:
+    """Nothing; what torch loads and keeps when it first trains is there."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.set_num_threads(1)
+    convolutions = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16), nn.Flatten()]
+    products = [nn.Linear(256, 4096), nn.LayerNorm(4096), nn.GELU(), nn.Linear(4096, 512)]
+    warm = nn.Sequential(*convolutions, *products)
+    for n in (10, 64):
+        F.cross_entropy(warm(torch.zeros(n, 3, 8, 8)), torch.zeros(n, dtype=torch.long)).backward()
+
+
+# Tensors as plain arrays, written as they lie in memory: torch would copy each of them once more
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        import torch
+
+        if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
+            return torch.from_numpy, (value.contiguous().numpy(),)
+        return NotImplemented
+
+
+def dump(value: Any, file: Any) -> None:
+    """Nothing; the value is written to a binary file or a pipe, for `pickle.load`."""
+    _Pickler(file, protocol=5).dump(value)

@@ -1,0 +1,1 @@
+"""The command line: commands, flags and what is printed."""

@@ -1,0 +1,1 @@
+"""What runs on a device: it is handed a model and a shard, and knows of no server."""

@@ -1,0 +1,222 @@
+"""Chains of linear layers and activations: gradients by hand, and many models of one shape trained at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from hetperm.device.bench import Loss, Params, Workbench, masked
+
+FLATTEN = (nn.Flatten, torch.flatten, "flatten")
+NOTHING = (nn.Identity,)
+ACTIVATIONS = {
+    "relu": (nn.ReLU, torch.relu, F.relu, "relu"),
+    "tanh": (nn.Tanh, torch.tanh, F.tanh, "tanh"),
+    "sigmoid": (nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"),
+}
+ENTRIES = 2**23  # numbers in the batches of a stack that are gathered in one go: 32 MB
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of a chain: the names of its parameters, and the activation that follows it, if any."""
+
+    weight: str
+    bias: str | None
+    activation: str | None = None
+
+
+def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
+    """The linear layers of a module that is nothing but a chain of them, on vectors; None if it is more than that.
+
+    No other thread may run a module meanwhile: tracing patches all of them.
+
+    Args:
+        flat: whether its inputs are vectors as they come; otherwise it must flatten them first.
+
+    Example:
+        >>> layers_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)))
+        [Layer(weight='1.weight', bias='1.bias', activation='relu'),
+         Layer(weight='3.weight', bias=None, activation=None)]
+        >>> layers_of(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten())) is None
+        True
+    """
+    try:
+        graph = fx.symbolic_trace(module).graph
+    except Exception:  # code of the user's that cannot be traced; then it is no plain chain
+        return None
+    *nodes, output = graph.nodes
+    if not nodes or nodes[0].op != "placeholder" or output.args != (nodes[-1],):
+        return None
+    chain: list[Layer] = []
+    for before, node in pairwise(nodes):
+        part = module.get_submodule(node.target) if node.op == "call_module" else None
+        kind = node.target if part is None else type(part)
+        if node.all_input_nodes != [before] or (part is not None and (part._forward_hooks or part._forward_pre_hooks)):
+            return None
+        activation = next((name for name, kinds in ACTIVATIONS.items() if kind in kinds), None)
+        if kind in FLATTEN and not chain and _flattens(node, part):
+            flat = True
+        elif kind is nn.Linear and flat:
+            chain.append(Layer(f"{node.target}.weight", None if part.bias is None else f"{node.target}.bias"))
+        elif activation and chain and chain[-1].activation is None:
+            chain[-1] = replace(chain[-1], activation=activation)
+        elif kind not in NOTHING:
+            return None
+    return chain if _is_whole(chain, module) else None
+
+
+def _flattens(node: fx.Node, part: nn.Module | None) -> bool:
+    """Whether all but the first axis become one."""
+    if part is not None:
+        return (part.start_dim, part.end_dim) == (1, -1)
+    return (node.args[1:], node.kwargs) in (((1,), {}), ((), {"start_dim": 1}))
+
+
+def _is_whole(chain: Sequence[Layer], module: nn.Module) -> bool:
+    """Whether the chain ends in logits, and its parameters are those of the module, each in one layer, all trained."""
+    names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    whole = sorted(names) == sorted(trained) and len(trained) == len(list(module.parameters()))
+    return bool(chain) and chain[-1].activation is None and whole
+
+
+class Chain(Workbench):
+    """A workbench for a chain that is trained with cross-entropy: gradients are written out instead of traced."""
+
+    def __init__(self, module: nn.Module, loss: Loss, *, layers: Sequence[Layer], **where: Any):
+        super().__init__(module, loss, **where)
+        self.layers = layers
+
+    def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of the model on the bench, parameter by parameter."""
+        return tuple(g[0] for g in self._gradients(x[None], y[None]))
+
+    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+        """(d,) the gradient on each of several pieces of the data; those of one size are done at once."""
+        sizes = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
+        parts = []
+        for which in sizes.values():
+            rows = torch.stack([pieces[k] for k in which])
+            parts.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
+        order = torch.tensor([k for which in sizes.values() for k in which]).argsort()
+        return iter(parts[0] if len(parts) == 1 else torch.cat(parts)[order])
+
+    def mean_gradient(self, x: Tensor, y: Tensor, most: int) -> tuple[Tensor, ...]:
+        """The gradient of the mean loss, parameter by parameter; all samples are run at once."""
+        return self.gradient(x, y)
+
+    def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """For each of m batches (m, b, ...) of data the gradient of the model, parameter by parameter (m, ...)."""
+        m = len(x)
+        params = {name: p.data.expand(m, *p.shape) for name, p in zip(self.names, self.slots, strict=True)}
+        known = None if self.classes is None else self.classes.expand(m, -1)
+        found = {}
+        for layer, below, error in backward(self.layers, params, x.flatten(2).mT, y, known, scale=1 / x.shape[1]):
+            found[layer.weight] = error @ below.mT
+            if layer.bias:
+                found[layer.bias] = error.sum(2)
+        return [found[name] for name in self.names]
+
+
+def backward(
+    layers: Sequence[Layer],
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    known: Tensor | None,
+    *,
+    scale: float | Tensor,
+) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+    r"""(layer, its input (m, in, b), the error of its output (m, out, b)) from the last layer to the first.
+
+    .. math:: \delta_L = s \, (\mathrm{softmax}(a_L) - \mathrm{onehot}(y)), \quad
+              \delta_l = (W_{l+1}^\top \delta_{l+1}) \odot \phi_l'(a_l)
+
+    The gradient of a weight is :math:`\delta_l h_{l-1}^\top` and that of a bias the sum of :math:`\delta_l`, both of
+    the summed loss times s. Samples are columns: so a softmax runs over many at a time. The weights of a layer may be
+    changed once it was given.
+
+    Args:
+        params: name -> (m, ...), one model for each of the m batches.
+        x, y: (m, d, b) inputs and (m, b) classes.
+        known: (m, classes) bool, those that each host knows of; None: all.
+        scale: s, a number or (m, 1, 1).
+    """
+    inputs = [x]
+    for layer in layers:
+        weight, below = params[layer.weight], inputs[-1]
+        if layer.bias is None:
+            above = torch.bmm(weight, below)
+        else:
+            above = torch.baddbmm(params[layer.bias][..., None], weight, below)
+        inputs.append(_activated(above, layer.activation))
+    logits = inputs.pop()
+    if known is not None:
+        logits = masked(logits, known[..., None])
+    error = logits.softmax(1)
+    error.scatter_(1, y[:, None], -1.0, reduce="add").mul_(scale)
+    for k in reversed(range(len(layers))):
+        lower = None
+        if k > 0:
+            lower = torch.bmm(params[layers[k].weight].mT, error)
+            lower = _through(lower, inputs[k], layers[k - 1].activation)
+        yield layers[k], inputs[k], error
+        error = lower
+
+
+def _activated(x: Tensor, activation: str | None) -> Tensor:
+    """phi(x), in place."""
+    return x if activation is None else getattr(torch, f"{activation}_")(x)
+
+
+def _through(error: Tensor, h: Tensor, activation: str | None) -> Tensor:
+    """The error of an activation's input, from that of its output h: times phi', in place."""
+    match activation:
+        case None:
+            return error
+        case "relu":
+            return torch.ops.aten.threshold_backward.grad_input(error, h, 0, grad_input=error)  # in one pass
+        case "tanh":
+            return error.mul_(1 - h * h)
+        case "sigmoid":
+            return error.mul_(h * (1 - h))
+
+
+def descend(
+    layers: Sequence[Layer],
+    params: Params,
+    shards: Sequence[tuple[Tensor, Tensor]],
+    rows: Sequence[Tensor],
+    lr: Sequence[float],
+    classes: Sequence[Tensor | None],
+) -> None:
+    """Nothing; each of C models of one shape took K steps of SGD at its host, all of them at once, in place.
+
+    Args:
+        params: name -> (C, ...) the models, stacked.
+        shards: (C,) the hosts' inputs and labels.
+        rows: (C,) tensors (K, b): the samples of every step.
+        lr: (C,) step sizes.
+        classes: (C,) the classes that each host knows of, or None for all.
+    """
+    steps, size = rows[0].shape
+    x = shards[0][0]
+    scale = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None] / size
+    known = None if any(each is None for each in classes) else torch.stack(list(classes)).to(x.device)
+    at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
+    for first in range(0, steps, at_once):
+        taken = [each[first : first + at_once].flatten() for each in rows]
+        data = x.new_empty(len(shards), len(taken[0]), x[0].numel())
+        labels = torch.stack([y.index_select(0, row) for (_, y), row in zip(shards, taken, strict=True)])
+        for (inputs, _), row, into in zip(shards, taken, data, strict=True):
+            torch.index_select(inputs.flatten(1), 0, row, out=into)
+        for batch, classes_of in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
+            for layer, below, error in backward(layers, params, batch, classes_of, known, scale=scale):
+                if layer.bias:
+                    params[layer.bias].sub_(error.sum(2))
+                params[layer.weight].baddbmm_(error, below.mT, alpha=-1)

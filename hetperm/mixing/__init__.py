@@ -1,0 +1,28 @@
+"""Mixing weights alpha: how much each client learns from each other, and what they are made of."""
+
+from hetperm.mixing.reading import (
+    effective_partners,
+    nonzero,
+    rows_of,
+    same_group_mass,
+    self_weight,
+    sparse,
+)
+from hetperm.mixing.solver import SPARSE_FROM, blocks, descend, level, noise, solve, sparse_weights, weights
+
+__all__ = [
+    "SPARSE_FROM",
+    "blocks",
+    "descend",
+    "effective_partners",
+    "level",
+    "noise",
+    "nonzero",
+    "rows_of",
+    "same_group_mass",
+    "self_weight",
+    "solve",
+    "sparse",
+    "sparse_weights",
+    "weights",
+]

@@ -1,0 +1,103 @@
+"""What mixing weights say: who learns from whom, how many partners a client has, how much stays in its group."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
+    """Alpha as a sparse tensor that holds the non-zero entries only.
+
+    Args:
+        alpha: (N, N), or the `blocks` of its rows.
+
+    Example:
+        >>> sparse(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).indices()
+        tensor([[0, 1, 1],
+                [0, 0, 1]])
+    """
+    parts = [alpha] if isinstance(alpha, Tensor) else alpha
+    return torch.cat([part.to_sparse() for part in parts]).coalesce()
+
+
+def rows_of(alpha: Tensor) -> list[dict[int, float]]:
+    """For each client the weights of those it learns from at all, dense or sparse.
+
+    Example:
+        >>> rows_of(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        [{0: 0.5, 1: 0.5}, {1: 1.0}]
+    """
+    (i, j), values = _entries(alpha)
+    rows: list[dict[int, float]] = [{} for _ in range(len(alpha))]
+    for row, column, value in zip(i.tolist(), j.tolist(), values.tolist()):
+        rows[row][column] = value
+    return rows
+
+
+def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the non-zero entries are, (2, entries), and what they are, row by row."""
+    alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
+    keep = alpha.values() != 0
+    return alpha.indices()[:, keep], alpha.values()[keep]
+
+
+def effective_partners(alpha: Tensor) -> Tensor:
+    r"""How many clients each client learns from, (N,): :math:`1 / \sum_j \alpha_{ij}^2`, k if k of them weigh the same.
+
+    Args:
+        alpha: (N, N) mixing weights, dense or sparse.
+
+    Example:
+        >>> effective_partners(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        tensor([2., 1.])
+    """
+    (i, _), values = _entries(alpha)
+    return 1 / values.new_zeros(len(alpha)).index_add_(0, i, values.square())
+
+
+def nonzero(alpha: Tensor) -> Tensor:
+    """The number of clients each client learns from at all, (N,).
+
+    Args:
+        alpha: (N, N) mixing weights, dense or sparse.
+
+    Example:
+        >>> nonzero(torch.tensor([[0.9, 0.1], [0.0, 1.0]]))
+        tensor([2, 1])
+    """
+    (i, _), _ = _entries(alpha)
+    return i.bincount(minlength=len(alpha))
+
+
+def self_weight(alpha: Tensor) -> float:
+    """The weight of clients on themselves, averaged over clients.
+
+    Example:
+        >>> self_weight(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        0.75
+    """
+    (i, j), values = _entries(alpha)
+    return float(values[i == j].double().sum()) / len(alpha)
+
+
+def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
+    """The share of alpha that lies on clients of one's own group, averaged over clients.
+
+    Look at `effective_partners` too: a client that learns from itself alone has all its mass in its group.
+
+    Args:
+        alpha: (N, N) mixing weights.
+        groups: N group labels of any kind.
+
+    Example:
+        >>> same_group_mass(torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]), ["a", "a", "b"])
+        0.9166666666666666
+    """
+    labels = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    if len(labels) != len(alpha):
+        raise ValueError(f"{len(labels)} groups for {len(alpha)} clients; give one for each")
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    group = torch.tensor([number[label] for label in labels], device=alpha.device)
+    (i, j), values = _entries(alpha)
+    return float(values[group[i] == group[j]].double().sum()) / len(alpha)

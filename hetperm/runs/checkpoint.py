@@ -1,0 +1,229 @@
+"""Checkpoints: what a method has come to, in one safetensors file from which an interrupted run goes on. No pickle."""
+
+import glob
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hetperm.runs.files import write
+from hetperm.state import State, Work
+
+FORMAT = 1
+_ENTRY = "hetperm checkpoint"  # the only one of the header: two would come in any order, and the bytes with them
+_BLANK = b"0" * 64  # stands where the checksum will be while it is computed
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors writes longer ones and does not read them
+_DTYPES = {  # as safetensors calls them; other types are not in a state
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_REMEDY = "remove it to start afresh, or run without --resume"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds; `extra`: whatever else was given to `save`."""
+
+    state: State
+    history: tuple[dict[str, Any], ...]
+    finished: bool
+    extra: dict[str, Any] | None
+
+
+def save(
+    path: str | Path,
+    state: State,
+    history: Iterable[Mapping[str, Any]],
+    *,
+    finished: bool,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Nothing; the file holds all of this, or what it held before. Equal contents give equal bytes.
+
+    Args:
+        state: on any device; a tensor or a model that is in several places is written once.
+        history: one row per epoch, of numbers (nan and inf too), texts, booleans and None.
+        finished: whether the method has nothing left to do.
+        extra: what else the run wants back, of the same kinds, and lists and tables of them.
+    """
+    path, packing = Path(path), _Packing()
+    content = {
+        "sha256": _BLANK.decode(),
+        "format": FORMAT,
+        "finished": finished,
+        "state": {field.name: packing.packed(getattr(state, field.name), field.name) for field in fields(State)},
+        "tables": packing.tables,
+        "history": [dict(row) for row in history],
+        "extra": None if extra is None else dict(extra),
+    }
+    try:
+        text = json.dumps(content)
+    except TypeError as error:
+        raise TypeError(f"checkpoints hold numbers, texts, booleans, None, lists and tables ({error})") from None
+    # The widest numbers first, so that each begins at a multiple of its size.
+    tensors = dict(sorted(packing.tensors.items(), key=lambda item: -item[1].element_size()))
+    header = _header(tensors, {_ENTRY: text})
+    if len(header) > _LONGEST_HEADER:
+        raise ValueError(f"{path}: the names of {len(tensors)} tensors do not fit in a checkpoint")
+    checksum = hashlib.sha256(header)
+    for x in tensors.values():
+        checksum.update(_raw(x))
+
+    def fill(file: IO[bytes]) -> None:
+        file.write(header.replace(_BLANK, checksum.hexdigest().encode(), 1))
+        for x in tensors.values():  # one after the other: all of them may be half of what there is of memory
+            file.write(_raw(x))
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # by a run that was killed while it wrote
+        left.unlink(missing_ok=True)
+    write(path, fill)
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
+    """What was saved, bit for bit, keys in their order, on ``device``; a file that is not whole is a ValueError."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint {path}; run without --resume to start afresh")
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = json.loads(file.metadata()[_ENTRY])
+            found, checksum = content["format"], content["sha256"].encode()
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is no checkpoint of hetperm, or a damaged one; {_REMEDY}") from error
+    if found != FORMAT:
+        raise ValueError(f"{path} is a checkpoint of format {found!r} and this hetperm reads {FORMAT}; {_REMEDY}")
+    if _checksum(path, checksum) != checksum:
+        raise ValueError(f"{path} is damaged: its checksum is another; {_REMEDY}")
+    with safe_open(path, framework="pt") as file:
+        # Copied out of the mapped file into aligned memory, which products of matrices depend on in the last bit.
+        tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
+    tables: list[dict[str, Any]] = []
+    for table in content["tables"]:
+        tables.append({name: _unpacked(value, tensors, tables) for name, value in table.items()})
+    state = {name: _unpacked(value, tensors, tables) for name, value in content["state"].items()}
+    return Saved(State(**state), tuple(content["history"]), content["finished"], content["extra"])
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """How a safetensors file of these tensors begins: its size, then names, types, shapes and places."""
+    content: dict[str, Any] = {"__metadata__": metadata}
+    first = 0
+    for name, x in tensors.items():
+        last = first + x.numel() * x.element_size()
+        content[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [first, last]}
+        first = last
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _raw(x: Tensor) -> memoryview:
+    """The bytes of a tensor, row by row."""
+    return memoryview(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _checksum(path: Path, stated: bytes) -> bytes:
+    """The checksum of a file in which the one it states counts as blank."""
+    with open(path, "rb") as file:
+        size = file.read(8)
+        header = file.read(int.from_bytes(size, "little"))
+        total = hashlib.sha256(size + header.replace(stated, _BLANK, 1))
+        while chunk := file.read(2**20):
+            total.update(chunk)
+    return total.hexdigest().encode()
+
+
+class _Packing:
+    """Values as JSON has them, tensors and tables put aside: each once, in however many places it is."""
+
+    def __init__(self):
+        self.tensors: dict[str, Tensor] = {}
+        self.tables: list[dict[str, Any]] = []  # inner ones before those they are in
+        self._names: dict[tuple, str] = {}
+        self._numbers: dict[int, int] = {}
+
+    def packed(self, value: Any, place: str) -> Any:
+        if isinstance(value, Tensor) and value.is_sparse:
+            value = value.coalesce()
+            parts = {"indices": value.indices(), "values": value.values()}
+            packed = {name: self.packed(part, f"{place}/{name}") for name, part in parts.items()}
+            return {"sparse": packed | {"shape": list(value.shape)}}
+        if isinstance(value, Tensor):
+            memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+            name = self._names.setdefault(memory, f"{len(self.tensors)} {place}")  # a number: places may be spelt alike
+            self.tensors.setdefault(name, value)
+            return {"tensor": name}
+        if isinstance(value, Mapping):
+            if id(value) not in self._numbers:
+                table = {name: self.packed(item, f"{place}/{name}") for name, item in value.items()}
+                self._numbers[id(value)] = len(self.tables)
+                self.tables.append(table)
+            return {"table": self._numbers[id(value)]}
+        if isinstance(value, tuple):
+            return [self.packed(item, f"{place}/{k}") for k, item in enumerate(value)]
+        return {"work": vars(value)} if isinstance(value, Work) else value
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mapping[str, Any]]) -> Any:
+    match value:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"table": number}:
+            return tables[number]
+        case {"sparse": {"shape": shape, **parts}}:
+            indices, values = (_unpacked(parts[name], tensors, tables) for name in ("indices", "values"))
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
+        case {"work": counts}:
+            return Work(**counts)
+        case [*items]:
+            return tuple(_unpacked(item, tensors, tables) for item in items)
+    return value
+
+
+# What a run may not change when it is resumed
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any], ignore: Iterable[str] = ()) -> str | None:
+    """The sentence that names the first setting in which two configurations differ; None if there is none.
+
+    Args:
+        before, now: configurations as read from TOML; the key of a table is "table.key".
+        ignore: keys, or whole tables, that may differ.
+
+    Example:
+        >>> changed({"epochs": 12, "ifca": {"clusters": 2}}, {"epochs": 12, "ifca": {"clusters": 3}})
+        'ifca.clusters was 2 and is now 3; set it back to go on with that run, or start another with --out'
+    """
+    old, new = dict(_settings(before)), dict(_settings(now))
+    ignored = [tuple(key.split(".")) for key in ignore]
+    for key in {**old, **new}:
+        if any(key[: len(each)] == each for each in ignored):
+            continue
+        if key not in old or key not in new or not _equal(old[key], new[key]):
+            was, is_now = (repr(found[key]) if key in found else "not set" for found in (old, new))
+            remedy = "set it back to go on with that run, or start another with --out"
+            return f"{'.'.join(key)} was {was} and is now {is_now}; {remedy}"
+    return None
+
+
+def _settings(table: Mapping[str, Any], within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path of the key, value) of every setting."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, (*within, key))
+        else:
+            yield (*within, key), value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, bool) != isinstance(b, bool):
+        return False  # true is not 1
+    return a == b or all(isinstance(x, float) and math.isnan(x) for x in (a, b))

@@ -1,0 +1,229 @@
+"""Clients' own models on disk: each dense, in two files, and loaded again without the rest of the run."""
+
+import hashlib
+import json
+import operator
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
+from torch import Tensor, nn
+
+from hetperm import __version__
+from hetperm.runs import files
+from submodels import IndexSet, ScalableModel, zoo
+from submodels.skeleton import named_tensors
+from submodels.template import Template
+
+FORMAT = 1
+_NEEDED = ("architecture", "width", "input")
+_FILES = ("safetensors", "json")
+_ELSEWHERE = ("checkpoint_path",)  # options that name other weights: those of the client are in its file
+
+
+def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping[str, Any]) -> None:
+    """Nothing; models/client_007.safetensors holds client 7's model, client_007.json what it takes to load it.
+
+    The first holds every parameter and buffer, also buffers that a state dict leaves out; tied ones once, under the
+    first of their names. Format, client, version and checksum are added to the manifest.
+
+    Args:
+        folder: the run's folder.
+        module: the plain module of the client's width; its device does not matter.
+        manifest: `architecture`: {"name", "in_channels", "num_classes", "image_size", "options"} as `zoo.build` takes
+            them, or {"class": qualified name} of a user's own model; `width`; `input`: the shape of one sample, and
+            `input_dtype` unless that is a float. `counts`, if they are not those of the width, and `kept`: see
+            `channels`. Whatever else is worth knowing, as JSON has it; numbers that are not finite become null.
+    """
+    folder, i = Path(folder) / "models", operator.index(i)
+    for key in _NEEDED:
+        if key not in manifest:
+            raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
+    raw = safetensors.save(_apart(dict(named_tensors(module))), {"format": "pt"})
+    ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
+    lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / f"{_stem(i)}.safetensors", raw)
+    files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def channels(index: IndexSet) -> dict[str, Any]:
+    """`counts` and `kept` for a manifest: how many channels of every group, and which, as runs [first, end).
+
+    Example:
+        >>> scalable = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+        >>> channels(scalable.index(0.5, "rolling", round=6))
+        {'counts': [4], 'kept': {'c0': [[6, 8], [0, 2]]}}
+    """
+    named = zip(index.axis_map.groups, index.kept, strict=True)
+    return {"counts": list(index.counts), "kept": {group.name: _runs(kept.tolist()) for group, kept in named}}
+
+
+def load_client(
+    folder: str | Path,
+    i: int,
+    model: nn.Module | ScalableModel | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
+    """Client i's own model, a plain module in evaluation mode; only that client's two files are read.
+
+    Args:
+        folder: the run's folder, its models/ folder, or wherever the two files were copied to.
+        model: the model at full width, whose weights do not matter and do not change: needed if it is a user's own, and
+            built by name otherwise. Loading many clients is quicker with one `ScalableModel` for all of them.
+        device: where the tensors go.
+    """
+    if not isinstance(model, nn.Module | ScalableModel | None):
+        raise TypeError(f"{model!r} is not a model; give an nn.Module at full width")
+    path, manifest = _file(folder, i, "safetensors"), read_manifest(folder, i)
+    raw = path.read_bytes()
+    if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:
+        raise ValueError(f"{path} is not the file that its manifest describes (sha256); copy both again from the run")
+    try:
+        found = safetensors.load(raw)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file ({error}); copy it again from the run") from error
+    # In memory that torch aligns: the last bit of a product of matrices depends on it.
+    tensors = {name: x.to(device, copy=True) for name, x in found.items()}
+    template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
+    _check(template, tensors, manifest, given=model is not None)
+    return template.filled(tensors).eval()
+
+
+def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
+    """What is known of client i's model: architecture, width, channels, mixing weights, accuracy, ..."""
+    path = _file(folder, i, "json")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        known = manifest["format"]
+        missing = [key for key in ("client", "hetperm", "sha256", *_NEEDED) if key not in manifest]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no manifest of a client's model, or a damaged one; copy it again") from error
+    if known != FORMAT:
+        wrote = manifest.get("hetperm", "another version")
+        raise ValueError(f"{path} has format {known!r} and this hetperm reads {FORMAT}; load it with hetperm {wrote}")
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; copy it again from the run")
+    return manifest
+
+
+def clients(folder: str | Path) -> list[int]:
+    """The clients whose models are in a run's folder, or in its models/ folder."""
+    names = [path.name for place in _places(folder) if place.is_dir() for path in place.iterdir()]
+    return sorted({int(match[1]) for name in names if (match := re.fullmatch(r"client_(\d{3,})\.json", name))})
+
+
+# Files
+
+
+def _stem(i: int) -> str:
+    return f"client_{i:03d}"
+
+
+def _places(folder: str | Path) -> tuple[Path, Path]:
+    return Path(folder) / "models", Path(folder)
+
+
+def _file(folder: str | Path, i: int, kind: str) -> Path:
+    """One of the two files of client i, once both are known to be there."""
+    for place in _places(folder):
+        there = {each: place / f"{_stem(i)}.{each}" for each in _FILES if (place / f"{_stem(i)}.{each}").is_file()}
+        if len(there) == len(_FILES):
+            return there[kind]
+        if there:
+            (lost,) = set(_FILES) - set(there)
+            raise FileNotFoundError(f"{place} has no {_stem(i)}.{lost}; a model is two files, .json and .safetensors")
+    known = clients(folder)
+    if not known:
+        raise FileNotFoundError(f"there are no clients' models in {folder}; give the folder of a run, or its models/")
+    has = f"clients {known[0]} to {known[-1]}" if len(known) > 1 else f"client {known[0]}"
+    raise ValueError(f"there is no client {i} in {folder}; it holds {len(known)} of them: {has}")
+
+
+def _line(key: str, value: Any) -> str:
+    try:
+        return json.dumps(None if files.missing(value) else value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{key} of a manifest must be finite numbers, texts, lists or tables ({error})") from None
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    """Runs [first, end) of consecutive numbers."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1][1] += 1
+        else:
+            found.append([number, number + 1])
+    return found
+
+
+# From a manifest to a module
+
+
+def _built(manifest: Mapping[str, Any]) -> nn.Module:
+    """The full-width model that a manifest names; random numbers of others are not touched."""
+    architecture, i = manifest["architecture"], manifest["client"]
+    if "name" not in architecture:
+        raise ValueError(
+            f"the model of client {i} is a {architecture.get('class')}, which has no name in the zoo; "
+            f"give one at full width: load_client(folder, {i}, model=...)"
+        )
+    sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
+    options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
+    with torch.random.fork_rng(devices=[]):
+        return zoo.build(architecture["name"], **sizes, **options)
+
+
+def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, given: bool) -> Template:
+    """The empty module of the client's width."""
+    if manifest["width"] == 1:
+        return Template(model.model if isinstance(model, ScalableModel) else model)
+    if not isinstance(model, ScalableModel):
+        try:
+            model = ScalableModel(model, _example(manifest, model))
+        except ValueError as error:
+            raise _misfit(str(error), manifest, given=given) from error
+    counts = manifest.get("counts") or model.axis_map.counts(manifest["width"])
+    if len(counts) != len(model.sizes) or not all([0 < kept <= size for kept, size in zip(counts, model.sizes)]):
+        what = f"it has channel groups of {list(model.sizes)}, of which the client keeps {list(counts)}"
+        raise _misfit(what, manifest, given=given)
+    return model.template_of(counts)
+
+
+def _example(manifest: Mapping[str, Any], model: nn.Module) -> Tensor:
+    """A batch of one, in the precision of the model."""
+    dtype = getattr(torch, manifest.get("input_dtype", "float32"))
+    weight = next(model.parameters(), torch.empty(0))
+    return torch.zeros(1, *manifest["input"], dtype=weight.dtype if dtype.is_floating_point else dtype)
+
+
+def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any], *, given: bool) -> None:
+    """Refuse a template whose tensors are not those of the file."""
+    wanted = {name: tuple(x.shape) for name, x in named_tensors(template.module)}
+    found = {name: tuple(x.shape) for name, x in tensors.items()}
+    for name in {**wanted, **found}:
+        if wanted.get(name) != found.get(name):
+            here, there = (shapes.get(name, "missing") for shapes in (wanted, found))
+            raise _misfit(f"{name} is {here} in it and {there} in the file", manifest, given=given)
+
+
+def _misfit(what: str, manifest: Mapping[str, Any], *, given: bool) -> ValueError:
+    who = "the model given" if given else f"{manifest['architecture']['name']} as it is built here"
+    remedy = "give the one it was cut from" if given else f"load it with hetperm {manifest['hetperm']}"
+    return ValueError(f"{who} does not fit client {manifest['client']}: {what}; {remedy}")
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
+    found, taken = {}, set()
+    for name, x in tensors.items():
+        x = x.detach().cpu().contiguous()
+        memory = x.untyped_storage().data_ptr()
+        found[name] = x.clone() if memory in taken else x
+        taken.add(memory)
+    return found

@@ -1,0 +1,282 @@
+"""What all methods of a run have in common: clients and their sizes, data, the model and where it is trained."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hetperm import data, profile
+from hetperm.client import Client
+from hetperm.config import Config
+from hetperm.device.bench import Loss, Params, Workshop
+from hetperm.randomness import seed_for
+from hetperm.runs.evaluate import accuracy
+from hetperm.server.slicer import Parts, classifier
+from submodels import ScalableModel, zoo
+from submodels.cost import count
+from submodels.norms import check_batch, has_batch_norm
+
+log = logging.getLogger(__name__)
+
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; the larger the better
+OWN = "own"  # the data set of fit
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods of a run have in common.
+
+    Attributes:
+        shop: the workbenches that models are trained on, one for every size.
+        start: the global model before training; `parts`: its parts.
+        tiers: (N,) the tier of every client.
+        profile: what each tier can afford, a row for each; empty for clients that came with widths of their own.
+        architecture: what `load_client` builds the model from.
+    """
+
+    clients: tuple[Client, ...]
+    shop: Workshop
+    start: Params
+    parts: Parts
+    metric: Metric
+    dataset: str
+    config: Config
+    tiers: tuple[str, ...]
+    profile: tuple[Mapping[str, Any], ...] = ()
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> tuple[int, ...] | None:
+        """(N,) the known group of every client, or None."""
+        groups = tuple(client.group for client in self.clients)
+        return None if None in groups else groups
+
+    @property
+    def tier_names(self) -> list[str]:
+        """The tiers that have clients, those of the largest models first."""
+        width = dict(zip(self.tiers, [client.width for client in self.clients], strict=True))
+        return sorted(width, key=lambda tier: -width[tier])
+
+    @property
+    def description(self) -> str:
+        """One line: the data, the model, its sizes and where it is trained."""
+        config, size = self.config, self.num_params(1.0)
+        data, model = self.dataset, type(self.shop.full.module).__name__
+        if self.dataset != OWN:
+            data, model = f"{data} {config.partition}", zoo.resolve(config.model)
+        widths = sorted({client.width for client in self.clients}, reverse=True)
+        sizes = "" if widths == [1.0] else f", trained at widths {', '.join(f'{width:g}' for width in widths)}"
+        return f"{data}; {model} with {size:,} parameters{sizes}; {config.dtype} on {config.device}"
+
+    def num_params(self, width: float) -> int:
+        """Parameters of a model of this width."""
+        return self.parts.num_params(width, self.shop.full.module)
+
+    def one_size(self) -> "Setting":
+        """The setting for methods that need one architecture: everybody has a model of the smallest client's size."""
+        widths = {client.width for client in self.clients}
+        if widths == {1.0}:
+            return self
+        bench = self.shop.at(min(widths))
+        module = copy.deepcopy(bench.module)
+        names = [name for name in self.parts.heads if name in dict(module.named_parameters())]
+        return replace(
+            self,
+            clients=tuple(replace(client, width=1.0) for client in self.clients),
+            shop=Workshop(module, bench.loss),
+            start=self.parts.fresh(min(widths), self.start, seed=self.config.seed),
+            parts=Parts(heads=names),
+        )
+
+
+def prepare(config: Config) -> Setting:
+    """The data and the model of a run, ready to be trained."""
+    tiers = profile.load(config.capacity_profile)
+    problem = data.load(
+        config.dataset,
+        num_clients=config.num_clients,
+        partition=config.partition,
+        samples_per_client=config.samples_per_client,
+        validation_share=config.validation_share,
+        seed=config.seed,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=config.image_size,
+    )
+    sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
+    model = _placed(build(config, sizes), config)
+    groups = [client.group for client in problem.clients]
+    assigned = profile.assign(
+        tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
+    )
+    cut = any([tiers.tiers[k].width < 1 for k in assigned]) or config.widths_from == "budget"
+    remedy = "--capacity-profile homogeneous" + " --widths-from profile" * (config.widths_from == "budget")
+    scalable = _scalable(model, problem.clients[0], remedy) if cut else None
+    if config.widths_from == "budget":
+        tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
+    clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
+    for name in profile.empty_tiers(tiers, assigned):
+        log.warning("tier %s of profile %s has none of the %d clients", name, tiers.name, len(clients))
+    untrained = profile.uncovered([client.width for client in clients], config.extraction)
+    if untrained:
+        log.warning("%s", untrained)
+    setting = _setting(model, scalable, clients, config, loss=None, metric=None, dataset=problem.name)
+    size = config.batch_size
+    whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
+    return replace(
+        setting,
+        tiers=tuple(tiers.tiers[k].name for k in assigned),
+        profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
+        architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
+    )
+
+
+def own(
+    model: nn.Module, clients: Sequence[Client], config: Config, *, loss: Loss | None, metric: Metric | None
+) -> Setting:
+    """The setting of a run with a user's own model and shards; a tier is a width."""
+    kind, model = type(model), _placed(copy.deepcopy(model), config)
+    scalable = (
+        _scalable(model, clients[0], "clients of width 1") if any([client.width < 1 for client in clients]) else None
+    )
+    setting = _setting(model, scalable, clients, config, loss=loss, metric=metric, dataset=OWN)
+    return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
+
+
+def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
+    """The model of a run, with weights that the seed decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, "model"))
+        try:
+            return zoo.build(config.model, **sizes, **config.model_options)
+        except TypeError as error:
+            raise ValueError(f"model {config.model!r} does not take these model_options ({error})") from error
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
+    return device
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch computes on one thread: models are small, and sums come out the same everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _placed(model: nn.Module, config: Config) -> nn.Module:
+    return model.to(device_of(config.device), getattr(torch, config.dtype))
+
+
+def _scalable(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
+    try:
+        return ScalableModel(model, _example(model, client))
+    except ValueError as error:
+        raise ValueError(f"{error}; a model that cannot be cut needs {remedy}") from error
+
+
+def _example(model: nn.Module, client: Client) -> Tensor:
+    """A batch of one, as the model takes it."""
+    example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
+    return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+
+
+def _setting(
+    model: nn.Module,
+    scalable: ScalableModel | None,
+    clients: Sequence[Client],
+    config: Config,
+    *,
+    loss: Loss | None,
+    metric: Metric | None,
+    dataset: str,
+) -> Setting:
+    device, dtype = device_of(config.device), getattr(torch, config.dtype)
+    clients = tuple(_numbered(clients))
+    _check_samples(clients, model, config)
+    shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
+    if not shop.full.slots:
+        raise ValueError("the model has no parameters to train; set requires_grad on some")
+    clients = tuple(_moved(client, device, dtype) for client in clients)
+    heads = []
+    if config.label_mask:
+        clients, heads = _masked(clients, model)
+    return Setting(
+        clients=clients,
+        shop=shop,
+        start=shop.full.take(),
+        parts=Parts(scalable, heads),
+        metric=accuracy if metric is None else metric,
+        dataset=dataset,
+        config=config.override(device=str(device)),
+        tiers=tuple(f"{client.width:g}" for client in clients),
+    )
+
+
+def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
+    """Nothing, or an error if there are too few samples for batch norms, or to know the noise of gradients."""
+    for i, client in enumerate(clients):
+        try:
+            check_batch(model, client.n_train)
+        except ValueError as error:
+            raise ValueError(f"client {i}: {error}") from error
+    if min(config.batch_size, config.global_batch) == 1 and has_batch_norm(model):
+        raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
+    by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
+    needs_noise = config.algorithm.startswith("perm") and (isinstance(config.regularization, str) or by_size)
+    least = 4 if has_batch_norm(model) else 2  # two micro-batches
+    if needs_noise and max(client.n_train for client in clients) < least:
+        raise ValueError(
+            f"no client has {least} samples, so the noise of their gradients is unknown; "
+            f"give regularization as a number{', and vc_weight 0' * by_size}"
+        )
+
+
+def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
+    """The clients, each with a key: its own, or its place."""
+    keys = [i if client.key is None else client.key for i, client in enumerate(clients)]
+    for i, (client, key) in enumerate(zip(clients, keys)):
+        if keys.index(key) != i:
+            raise ValueError(f"clients {keys.index(key)} and {i} have the same key {key}; keys tell clients apart")
+        yield replace(client, key=key)
+
+
+def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
+    """The client with its shard where models are trained; what it is scored on moves batch by batch."""
+    train = tuple(x.to(device, dtype if x.is_floating_point() else None) for x in client.train)
+    return replace(client, train=train)
+
+
+def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client, ...], list[str]]:
+    """The clients, each with the classes that it has, and the parameters of the classifier."""
+    with torch.no_grad():
+        num_classes = copy.deepcopy(module).eval()(clients[0].train[0][:1]).shape[-1]
+    for i, client in enumerate(clients):
+        labels = client.train[1]
+        if labels.is_floating_point() or labels.dim() != 1 or int(labels.max()) >= num_classes:
+            raise ValueError(f"label_mask needs classes as labels, and those of client {i} are not; leave it out")
+    known = [torch.zeros(num_classes, dtype=torch.bool) for _ in clients]
+    for mask, client in zip(known, clients, strict=True):
+        mask[client.train[1].unique().cpu()] = True
+    return (
+        tuple(replace(client, classes=mask) for client, mask in zip(clients, known, strict=True)),
+        classifier(module, num_classes),
+    )
