@@ -1,0 +1,132 @@
+"""Same bytes as before: run the same cases by two checkouts of hetperm and compare every file they wrote.
+
+    python tests/same_bytes.py CHECKOUT               compare this checkout with another one, all cases
+    python tests/same_bytes.py CHECKOUT --quick       the same with few clients and epochs
+    python tests/same_bytes.py CHECKOUT main cnn      only these cases
+
+The other checkout is a worktree of an earlier commit: `git worktree add --detach ../before COMMIT`. Both sides run on this
+machine: figures differ in their last digits from one CPU to another, so files written elsewhere would not do.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RIVALS = (
+    *("local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
+    *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
+)
+ALONE = {"baselines": ()}
+
+# Name of the case -> settings on top of configs/digits.toml, which is the main job.
+CASES: dict[str, dict[str, Any]] = {
+    "main": {},
+    "rivals": {"baselines": RIVALS, "epochs": 4},
+    "two-stage": {"algorithm": "perm-two-stage", **ALONE},
+    "masked": {"discrepancy": "masked", "vc_weight": "raw", **ALONE},
+    "random": {"extraction": "random", "nested": "random", **ALONE},
+    "rolling": {"extraction": "rolling", "nested": "rolling", **ALONE},
+    "masked-rolling": {"discrepancy": "masked", "extraction": "rolling", "sketch": 64, **ALONE},
+    "skip": {"nested": "skip", **ALONE},
+    "server-mix": {"server_mix": "alpha", **ALONE},
+    "distillation": {"inplace_kd": 0.5, **ALONE},
+    "participation": {"participation": 0.7, **ALONE},
+    "paper": {"step_rule": "paper", "schedule": "ring", "regularization": 0.5, "alpha_steps": 20, **ALONE},
+    "level": {"regularization": "level", "personal_width": "smallest", **ALONE},
+    "last-step": {"final_lr": 0.05, "tail_average": 0.0, "projection": 3.0, "engine": "sequential", **ALONE},
+    "sequential": {"engine": "sequential", "baselines": ("heterofl-ft",)},
+    "processes": {"engine": "processes", "workers": 2, **ALONE},
+    "disk": {"idle_models": "disk", **ALONE},
+    "budget": {"widths_from": "budget", "capacity_profile": "mobile-ram", **ALONE},
+    "classes": {"partition": "classes:2", "label_mask": True, "baselines": ("fedavg-ft", "heterofl")},
+    "cnn": {"model": "cnn", "engine": "threads", "workers": 2, "epochs": 2, "num_clients": 6, "warmup_rounds": 4},
+    "fjord": {"algorithm": "fjord-ft", "baselines": ("ifca",), "epochs": 4, "eval_finished": 2},
+    "fedrolex": {"algorithm": "fedrolex", "epochs": 4, **ALONE},
+    "float64": {"dtype": "float64", "capacity_profile": "homogeneous", "epochs": 3, "baselines": ("apfl", "pfedme")},
+}
+QUICK = {"num_clients": 8, "epochs": 3, "warmup_rounds": 4, "samples_per_client": 40}
+# What depends on the clock, is rendered from the other files (as pictures are), or is only there to resume from.
+LEFT_OUT = {"timing.json", "report.html", "checkpoint"}
+
+DRIVER = """
+import json, sys
+import hetperm
+from hetperm import config
+for name, settings, out in json.load(sys.stdin):
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    hetperm.run(config.load("digits").override(**settings, out=out, quiet=True))
+    print(name, file=sys.stderr, flush=True)
+"""
+
+
+def run_cases(checkout: Path, cases: dict[str, dict[str, Any]], out: Path) -> None:
+    """Run the cases by the code of a checkout, each into a folder of ``out``."""
+    jobs = [(name, settings, str(out / name)) for name, settings in cases.items()]
+    # The checkout comes first on the path, before an installed hetperm.
+    env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DRIVER]
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=env, cwd=checkout)
+    if done.returncode:
+        raise RuntimeError(f"{checkout} did not run all cases:\n{done.stderr[-3000:]}")
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Path inside the folder -> content, of the files that are compared."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {
+        name: path.read_bytes()
+        for name, path in names.items()
+        if path.suffix != ".png" and not set(name.split("/")) & LEFT_OUT
+    }
+
+
+def differences(before: Path, now: Path) -> list[str]:
+    """Files that only one of two run folders has, or that differ."""
+    ours, theirs = written(now), written(before)
+    return [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+
+
+def compare(before: Path, cases: dict[str, dict[str, Any]], out: Path) -> dict[str, list[str]]:
+    """Name of the case -> the files in which two checkouts differ: this one, and the one before."""
+    run_cases(before, cases, out / "before")
+    run_cases(ROOT, cases, out / "now")
+    return {name: differences(out / "before" / name, out / "now" / name) for name in cases}
+
+
+def chosen(names: list[str], *, quick: bool) -> dict[str, dict[str, Any]]:
+    """The cases of these names (all if there are none), small if ``quick``."""
+    wrong = [name for name in names if name not in CASES]
+    if wrong:
+        raise SystemExit(f"error: there is no case {wrong[0]!r}; choose from {', '.join(CASES)}")
+    cases = {name: CASES[name] for name in names or CASES}
+    return {name: {**settings, **QUICK} for name, settings in cases.items()} if quick else cases
+
+
+def main() -> int:
+    """Print a line per case; return 1 if any file differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path, help="worktree of the earlier commit")
+    parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="few clients and epochs")
+    flags = parser.parse_args()
+    cases, began = chosen(flags.cases, quick=flags.quick), time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        result = compare(flags.checkout.resolve(), cases, Path(out))
+        for name, files in result.items():
+            count = len(written(Path(out) / "now" / name))
+            print(f"{name:16} {count:4} files  {'same bytes' if not files else 'DIFFER: ' + ', '.join(files)}")
+    print(f"{sum(map(bool, result.values()))} of {len(result)} cases differ ({time.perf_counter() - began:.0f} s)")
+    return int(any(result.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
