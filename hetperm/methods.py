@@ -2,77 +2,119 @@
 
 import difflib
 import math
-from collections.abc import Callable
-from dataclasses import fields
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from hetperm.algorithms import apfl, fedavg, ifca, local_only, perfedavg, perm, pfedme
+from hetperm.algorithms import apfl, ifca, partial_training, perfedavg, perm, pfedme
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
-from hetperm.algorithms.partial_training import partial_training, partial_training_ft
+from hetperm.algorithms.local_only import local_only
+from hetperm.algorithms.steps import RivalOptions
 from hetperm.config import CHECKS, Config
+from hetperm.params import Params
+from hetperm.server.federation import Federation
 
-Maker = Callable[..., Algorithm]  # (clients, engine, start, options), and parts if models may differ in size
+FINE_TUNE_STEPS = 300  # unless the configuration or the method's table says otherwise
 
-ALGORITHMS: dict[str, tuple[Maker, type]] = {
-    "perm": (perm.single_loop, perm.Options),
-    "perm-two-stage": (perm.two_stage, perm.Options),
-    "local": (local_only.local_only, RivalOptions),
-    "fedavg": (fedavg.fedavg, RivalOptions),
-    "fedavg-ft": (fedavg.fedavg_ft, FineTuneOptions),
-    "perfedavg": (perfedavg.perfedavg, perfedavg.Options),
-    "pfedme": (pfedme.pfedme, pfedme.Options),
-    "apfl": (apfl.apfl, apfl.Options),
-    "ifca": (ifca.ifca, ifca.Options),
-    "heterofl": (partial(partial_training, extraction="static"), RivalOptions),
-    "heterofl-ft": (partial(partial_training_ft, extraction="static"), FineTuneOptions),
-    "feddropout": (partial(partial_training, extraction="random"), RivalOptions),
-    "feddropout-ft": (partial(partial_training_ft, extraction="random"), FineTuneOptions),
-    "fedrolex": (partial(partial_training, extraction="rolling"), RivalOptions),
-    "fedrolex-ft": (partial(partial_training_ft, extraction="rolling"), FineTuneOptions),
-    "fjord": (partial(partial_training, extraction="static", ordered=True), RivalOptions),
-    "fjord-ft": (partial(partial_training_ft, extraction="static", ordered=True), FineTuneOptions),
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm under a name.
+
+    Attributes:
+        make: (federation, start, options) -> how to begin, go on and end.
+        options: the dataclass of what it needs to know.
+        defaults: values that neither the configuration nor the method's table gives.
+        fixed: values that make this method what it is; no table changes them.
+        one_size: whether it needs one architecture: where clients differ in size it runs at the size of the smallest.
+        mixes: whether it is PERM: clients learn whom to learn from, by mixing weights.
+    """
+
+    make: Callable[[Federation, Params, Any], Algorithm]
+    options: type
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    one_size: bool = False
+    mixes: bool = False
+
+
+def _partial_training(*, fine_tune: bool, one_size: bool = False, **fixed: Any) -> Method:
+    """A method that trains parts of one global model."""
+    never = {} if fine_tune else {"fine_tune_steps": 0, "fine_tune_lr": 0.0}
+    fixed = {"extraction": "static", "ordered": False, **fixed, **never}
+    return Method(partial_training.partial_training, partial_training.Options, fixed=fixed, one_size=one_size)
+
+
+METHODS: dict[str, Method] = {
+    "perm": Method(perm.single_loop, perm.Options, mixes=True),
+    "perm-two-stage": Method(perm.two_stage, perm.Options, mixes=True),
+    "local": Method(local_only, RivalOptions),
+    "fedavg": _partial_training(fine_tune=False, one_size=True),
+    "fedavg-ft": _partial_training(fine_tune=True, one_size=True),
+    "perfedavg": Method(perfedavg.perfedavg, perfedavg.Options, {"variant": "first-order"}, one_size=True),
+    "pfedme": Method(pfedme.pfedme, pfedme.Options, {"prox": 1.0, "inner_steps": 5, "server_step": 1.0}, one_size=True),
+    "apfl": Method(apfl.apfl, apfl.Options, {"mix": 0.5, "adaptive": True}, one_size=True),
+    "ifca": Method(ifca.ifca, ifca.Options, {"clusters": 2}, one_size=True),
+    "heterofl": _partial_training(fine_tune=False),
+    "heterofl-ft": _partial_training(fine_tune=True),
+    "feddropout": _partial_training(fine_tune=False, extraction="random"),
+    "feddropout-ft": _partial_training(fine_tune=True, extraction="random"),
+    "fedrolex": _partial_training(fine_tune=False, extraction="rolling"),
+    "fedrolex-ft": _partial_training(fine_tune=True, extraction="rolling"),
+    "fjord": _partial_training(fine_tune=False, ordered=True),
+    "fjord-ft": _partial_training(fine_tune=True, ordered=True),
 }
 
-# These need one architecture: where clients differ in size they run at the size of the smallest.
-ONE_SIZE = ("fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca")
-
-# Where neither the configuration nor a method's table says anything. Step sizes are PERM's.
-FINE_TUNE_STEPS = 300
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "perfedavg": {"variant": "first-order"},
-    "pfedme": {"prox": 1.0, "inner_steps": 5, "server_step": 1.0},
-    "apfl": {"mix": 0.5, "adaptive": True},
-    "ifca": {"clusters": 2},
-}
-OF_THE_RUN = ("seed", "epochs", "steps")  # the same for all methods, so not for a table
+OF_THE_RUN = ("epochs", "steps")  # the same for all methods, so not for a table
 
 
-def options_for(method: str, config: Config, *, steps: int) -> Any:
+def options_for(name: str, config: Config, *, steps: int) -> Any:
     """The options of a method: what its table says, else the configuration, else its defaults.
 
     Args:
         steps: gradients that each client may compute; fine-tuning takes at most half of them.
     """
-    _, kind = ALGORITHMS[method]
-    given = {name: _checked(method, name, value, kind) for name, value in config.rivals.get(method, {}).items()}
-    known = {**DEFAULTS.get(method, {}), **vars(config), **given, "steps": steps}
-    known.setdefault("lr", config.personal_lr)
+    method = METHODS[name]
+    table = {key: _checked(name, key, value) for key, value in config.rivals.get(name, {}).items()}
+    values = {**method.defaults, **vars(config), **table, **method.fixed, "steps": steps}
+    values.setdefault("lr", config.personal_lr)
     for rate in ("fine_tune_lr", "inner_lr"):
-        known.setdefault(rate, known["lr"])
-    known["fine_tune_steps"] = min(known.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
-    return kind(**{each.name: known[each.name] for each in fields(kind) if each.name in known})
+        values.setdefault(rate, values["lr"])
+    values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
+    return _filled(method.options, values)
 
 
-def check(config: Config) -> None:
-    """Nothing, or an error if the table of some method says what that method does not understand."""
-    for method in config.rivals:
-        options_for(method, config, steps=10**6)
+def _filled(kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass, and of the dataclasses inside it, from one flat table of values."""
+    own = {}
+    for each in fields(kind):
+        if is_dataclass(each.type):
+            own[each.name] = _filled(each.type, values)
+        elif each.name in values:
+            own[each.name] = values[each.name]
+    return kind(**own)
 
 
-def _checked(method: str, name: str, value: Any, kind: type) -> Any:
-    types = {each.name: each.type for each in fields(kind) if each.name not in OF_THE_RUN}
+def _leaves(kind: type) -> Iterator[Field]:
+    """The fields of a dataclass and of the dataclasses inside it."""
+    for each in fields(kind):
+        if is_dataclass(each.type):
+            yield from _leaves(each.type)
+        else:
+            yield each
+
+
+def check_method_tables(config: Config) -> None:
+    """Raise an error if the table of some method holds what that method does not understand."""
+    for name in config.rivals:
+        options_for(name, config, steps=10**6)
+
+
+def _checked(method: str, name: str, value: Any) -> Any:
+    """The value of a key in a method's table, if the method knows the key and the value is of its kind."""
+    record = METHODS[method]
+    types = {leaf.name: leaf.type for leaf in _leaves(record.options)}
+    types = {key: kind for key, kind in types.items() if key not in (*OF_THE_RUN, *record.fixed)}
     if name not in types:
         close = difflib.get_close_matches(name, types, n=1)
         advice = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(types)}"

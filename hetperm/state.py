@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from hetperm.device.bench import Params
-from hetperm.server.store import Keep, in_memory
+from hetperm.params import Keep, Params, mixed
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class State:
         """The models clients would use now: the tail average where it has begun."""
         return self.tail if self.tail is not None else self.v
 
-    def averaged(self, begins: float, keep: Keep = in_memory) -> "State":
+    def averaged(self, begins: float, keep: Keep) -> "State":
         """The state with v taken into the tail average, from epoch ``begins`` on; ``keep``: where its models wait."""
         if self.r < begins:
             return self
@@ -71,23 +69,3 @@ def tail_begins(tail_average: float, epochs: int) -> float:
         (3, 1, inf)
     """
     return epochs - math.ceil(tail_average * epochs) + 1 if tail_average else math.inf
-
-
-def mixed(*terms: tuple[Params, float]) -> Params:
-    """The weighted sum of models."""
-    (first, share), *rest = terms
-    total = {name: x * share for name, x in first.items()}
-    for params, weight in rest:
-        for name, x in total.items():
-            x.add_(params[name], alpha=weight)
-    return total
-
-
-def distance(a: Params, b: Params) -> Tensor:
-    """The l2 distance of two models."""
-    return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in a))
-
-
-def num_bytes(params: Params) -> int:
-    """What a model weighs on the wire."""
-    return sum(x.nbytes for x in params.values())

@@ -16,6 +16,8 @@ _HOME = {
     "Rolling": "extractors",
     "Importance": "extractors",
     "IndexSet": "indexset",
+    "Whole": "indexset",
+    "WHOLE": "indexset",
     "average": "averaging",
     "Budget": "budget",
     "Cost": "cost",

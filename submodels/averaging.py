@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from submodels.indexset import IndexSet
+from submodels.indexset import IndexSet, Whole
 
-Update = tuple[Mapping[str, Tensor], IndexSet, float]
+Update = tuple[Mapping[str, Tensor], IndexSet | Whole, float]
 
 
 def average(
@@ -19,7 +19,7 @@ def average(
 
     Args:
         w: name -> global tensor. Batch-norm statistics and integer buffers come back as they are.
-        updates: (name -> sub-model tensor, its index set, its weight p_i >= 0), one per client.
+        updates: (name -> sub-model tensor, its index set or WHOLE, its weight p_i >= 0), one per client.
         rows: name -> which rows of that tensor each client may vote on, e.g. the classes it holds: bool, (clients,
             rows), or (rows,) for the same rows everywhere.
 
@@ -40,21 +40,21 @@ def average(
     out = dict(w)
     for name, old in w.items():
         voters = [i for i, (tensors, _, weight) in enumerate(updates) if name in tensors and weight > 0]
-        if voters and old.is_floating_point() and name not in updates[voters[0]][1].axis_map.statistics:
+        if voters and old.is_floating_point() and name not in updates[voters[0]][1].statistics:
             out[name] = _mean(name, old, [updates[i] for i in voters], votes[name][voters] if name in votes else None)
     return out
 
 
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
     total = torch.empty_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
-    groups: dict[IndexSet, list[int]] = {}
+    groups: dict[IndexSet | Whole, list[int]] = {}
     for i, (_, index, _) in enumerate(updates):
         groups.setdefault(index, []).append(i)
 
     def terms(members: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         return (_term(name, updates[i], None if votes is None else votes[i], total) for i in members)
 
-    whole = next((index for index in groups if votes is None and index.shape(name) == old.shape), None)
+    whole = next((index for index in groups if votes is None and index.covers(name, old)), None)
     if whole is None:
         total.zero_()
         weights = torch.zeros_like(total)

@@ -62,6 +62,15 @@ class IndexSet:
     def __hash__(self) -> int:
         return hash(self.key)
 
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Names of the batch-norm statistics, which are never averaged."""
+        return self.axis_map.statistics
+
+    def covers(self, name: str, tensor: Tensor) -> bool:
+        """Whether all of a tensor of the whole model is kept."""
+        return self.shape(name) == tensor.shape
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor in the sub-model."""
         return self.axis_map.shape(name, self.counts)
@@ -191,3 +200,28 @@ def _grid(indexed: Sequence[tuple[int, Tensor]], whole: Tensor) -> tuple[Tensor,
     lines = [chosen.get(i, torch.arange(n)) for i, n in enumerate(whole.shape)]
     shapes = [[-1 if j == i else 1 for j in range(whole.dim())] for i in range(whole.dim())]
     return tuple(line.reshape(shape).to(whole.device) for line, shape in zip(lines, shapes, strict=True))
+
+
+class Whole:
+    """The index of a whole model: nothing is cut away, and every tensor passes as it is.
+
+    It has the face of an `IndexSet` where models are cut, put back and averaged, also for models that no axis map
+    describes because nobody holds less than all of them.
+    """
+
+    statistics: tuple[str, ...] = ()
+
+    def covers(self, name: str, tensor: Tensor) -> bool:
+        """True: all of every tensor is kept."""
+        return True
+
+    def gather(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
+        """``into`` overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        return into.add_(tensor) if accumulate else into.copy_(tensor)
+
+
+WHOLE = Whole()

@@ -62,6 +62,7 @@ class ScalableModel:
         for note in self.axis_map.notes:
             log.warning("%s: %s", type(model).__name__, note)
         self._templates: dict[tuple[int, ...], Template] = {}
+        self._static: dict[tuple[float, tuple[int, ...]], IndexSet] = {}
         self._indices: dict[IndexSet, IndexSet] = {}
         self._costs: dict[tuple, Cost] = {}
 
@@ -89,7 +90,12 @@ class ScalableModel:
                 out. ``width`` is a fraction of the global model even so.
         """
         own = self.sizes if within is None else tuple(within)
-        return self.shared(_index(self.axis_map, own, width, extractor, round=round, client=client))
+        if type(as_extractor(extractor)) is not Static:
+            return self.shared(_index(self.axis_map, own, width, extractor, round=round, client=client))
+        # The static part depends on nothing but the two sizes, and is asked for at every visit.
+        if (width, own) not in self._static:
+            self._static[width, own] = _index(self.axis_map, own, width, extractor, round=0, client=0)
+        return self._static[width, own]
 
     def shared(self, index: IndexSet) -> IndexSet:
         """The equal index set used last time, if it is still here: it knows already how tensors are cut."""

@@ -315,3 +315,15 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "timm": _timm_model,
     "torchvision": _torchvision_model,
 }
+
+
+def classifier(model: nn.Module, num_classes: int) -> list[str]:
+    """Names of the parameters of the last linear layer with an output for every class.
+
+    Example:
+        >>> classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), num_classes=3)
+        ['2.weight', '2.bias']
+    """
+    paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    last = [path for path in paths if model.get_submodule(path).out_features == num_classes][-1:]
+    return [f"{path}.{name}" for path in last for name, _ in model.get_submodule(path).named_parameters()]

@@ -1,1 +1,1 @@
-"""Algorithms: each is a function that is handed clients and an engine and returns how to begin and how to go on."""
+"""Algorithms: each is a function of a federation, a start and options that says how to begin, go on and end."""

@@ -3,19 +3,20 @@
 Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from hetperm.algorithms import steps
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
-from hetperm.client import Client
-from hetperm.device.bench import Params, Shard, Workbench, batches
+from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.device.rival_updates import OWN, Mixture
+from hetperm.params import Params, mixed, num_bytes
+from hetperm.server.federation import Federation
 from hetperm.server.global_model import mean_model
-from hetperm.state import State, Work, mixed, num_bytes
+from hetperm.state import State, Work
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Options(RivalOptions):
             raise ValueError(f"mix {self.mix} is outside [0, 1]; it is the weight of a client's own model in apfl")
 
 
-def apfl(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
+def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
     r"""APFL: FedAvg for w, and beside it a model :math:`u_i` of each client's own, trained as part of the mixture.
 
     .. math:: \bar v_i = a_i u_i + (1 - a_i) w_i, \quad
@@ -41,74 +42,32 @@ def apfl(clients: Sequence[Client], engine, start: Params, options: Options) -> 
     home, in `State.memory` as ``"own i"`` and ``"mix"``. Personal models: :math:`a_i u_i + (1 - a_i) w`, with
     the averaged w. A local step costs 2 gradients.
     """
-    N = len(clients)
+    N = len(federation.clients)
     cost = 2 * options.local_steps
 
-    def start_apart() -> State:
+    def begin() -> State:
         mix = torch.full((N,), options.mix, dtype=torch.float64)
-        return replace(begin(clients, start), memory=_memory([start] * N, mix))
+        return replace(steps.begin(federation, start), memory=_memory([start] * N, mix))
 
-    def advance(state: State, t: int) -> State:
+    def advance(state: State, round: int) -> State:
+        weights = state.memory["mix"]["mix"].tolist()
         updates = [
-            partial(
-                mixture_update,
-                own=state.memory[f"own {i}"],
-                mix=float(state.memory["mix"]["mix"][i]),
-                steps=options.local_steps,
-                batch_size=options.batch_size,
-                lr=options.lr,
-                adaptive=options.adaptive,
-            )
-            for i in range(N)
+            Mixture(options.local_steps, options.batch_size, options.lr, mix=a, adaptive=options.adaptive)
+            for a in weights
         ]
-        outcomes = at_home(clients, engine, updates, [state.w] * N, seed=options.seed, t=t)
-        w = mean_model([local for local, _, _ in outcomes], clients)
-        own = [own for _, own, _ in outcomes]
-        mix = torch.stack([mix["mix"] for _, _, mix in outcomes])
+        models = [state.w | {OWN + name: x for name, x in state.memory[f"own {i}"].items()} for i in range(N)]
+        outcomes = federation.train_at_home(updates, models, round=round)
+        w = mean_model([local for local, _, _ in outcomes], federation.clients)
+        own = [u for _, u, _ in outcomes]
+        mix = torch.stack([a["mix"] for _, _, a in outcomes])
         v = tuple(mixed((u, a), (w, 1 - a)) for u, a in zip(own, mix.tolist(), strict=True))
         moved = N * num_bytes(w)
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=v, work=state.work + work, memory=_memory(own, mix))
 
-    epoch = budgeted(advance, options, cost=cost)
-    return Algorithm(start_apart, epoch, finish=lambda state: state)
+    return Algorithm(begin, in_rounds(advance, options, cost=cost))
 
 
 def _memory(own: Sequence[Params], mix: Tensor) -> dict[str, Params]:
     """What clients keep: their own models, and (N,) the weights of these."""
     return {f"own {i}": u for i, u in enumerate(own)} | {"mix": {"mix": mix}}
-
-
-def mixture_update(
-    bench: Workbench,
-    params: Mapping[str, Tensor],
-    shard: Shard,
-    *,
-    own: Params,
-    mix: float,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    adaptive: bool,
-    generator: torch.Generator,
-) -> tuple[Params, Params, Params]:
-    r"""The local copy of w, the client's own model u and the weight a of it after K steps, all on the same batches.
-
-    If ``adaptive``, a takes one step a round, with the gradient of the first batch, and stays in [0, 1]:
-    :math:`a \leftarrow a - \eta \langle u - w, \nabla f_i(\bar v; \xi) \rangle`.
-    """
-    x, y = shard
-    w, u, a = params, own, mix
-    for k, D in enumerate(batches(len(x), batch_size, steps, generator)):
-        bench.load(mixed((u, a), (w, 1 - a)))
-        g = bench.gradient(x[D], y[D])
-        slope = sum(((u[name] - w[name]) * part).sum() for name, part in zip(bench.names, g, strict=True))
-        bench.load(u)
-        bench.descend(g, lr * a)
-        u = bench.take()
-        bench.load(w)
-        bench.descend(bench.gradient(x[D], y[D]), lr)
-        w = bench.take()
-        if adaptive and k == 0:
-            a = min(max(a - lr * float(slope), 0.0), 1.0)
-    return w, u, {"mix": torch.tensor(a, dtype=torch.float64)}

@@ -7,8 +7,14 @@ from hetperm.state import State
 
 
 class Algorithm(NamedTuple):
-    """``begin() -> State`` (warm-up included), ``epoch(State) -> State``, ``finish(State) -> State``."""
+    """What a method does with a federation.
+
+    Attributes:
+        begin: the first state, warm-up included.
+        epoch: the state after one more epoch.
+        finish: the state that would be deployed, from that after the last epoch; None if nothing is done then.
+    """
 
     begin: Callable[[], State]
     epoch: Callable[[State], State]
-    finish: Callable[[State], State]
+    finish: Callable[[State], State] | None = None

@@ -6,20 +6,20 @@ Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federat
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from hetperm.algorithms import steps
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.budget import RivalOptions, at_home, begin, budgeted
-from hetperm.client import Client
-from hetperm.device.bench import Params, Shard, Workbench, sgd_update
-from hetperm.engine import Task, run_all
-from hetperm.randomness import generator_for, seed_for
+from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.device.gradients import MeanLoss
+from hetperm.engine.task import Task
+from hetperm.params import NotFinite, Params, num_bytes
+from hetperm.randomness import generator_for
+from hetperm.server.federation import Federation
 from hetperm.server.global_model import mean_model
-from hetperm.server.visits import NotFinite
-from hetperm.state import State, Work, num_bytes
+from hetperm.state import State, Work
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Options(RivalOptions):
             raise ValueError(f"{self.clusters} clusters: ifca needs at least 1")
 
 
-def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> Algorithm:
+def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
     r"""IFCA with model averaging: clients choose a cluster by its loss, train its model, and it becomes their average.
 
     .. math:: c_i = \arg\min_c f_i(\theta_c), \quad
@@ -46,36 +46,38 @@ def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> 
     random. A step costs one gradient; the losses of the choice are not counted as steps, the models sent for it are
     counted as bytes.
     """
+    clients = federation.clients
     N = len(clients)
-    update = partial(sgd_update, steps=options.local_steps, batch_size=options.batch_size, lr=options.lr)
 
-    def first_choice() -> State:
-        others = [_redrawn(start, generator_for(options.seed, "cluster", c)) for c in range(1, options.clusters)]
-        return choose(begin(clients, start), [start, *others], t=0)
+    def begin() -> State:
+        others = [_redrawn(start, generator_for(federation.seed, "cluster", c)) for c in range(1, options.clusters)]
+        return choose(steps.begin(federation, start), [start, *others], round=0)
 
-    def advance(state: State, t: int) -> State:
+    def advance(state: State, round: int) -> State:
         choice = state.memory["choice"]["choice"].tolist()
         models = [state.memory[f"cluster {c}"] for c in range(options.clusters)]
-        trained = at_home(clients, engine, [update] * N, [models[c] for c in choice], seed=options.seed, t=t)
+        trained = federation.train_at_home([options.sgd] * N, [models[c] for c in choice], round=round)
         for c in set(choice):
             members = [i for i in range(N) if choice[i] == c]
             models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
         w = mean_model(trained, clients)
         up = N * (num_bytes(w) + 8)  # the trained model, and which one it is
         work = Work(rounds=1, client_steps=options.local_steps * N, bytes_up=up)
-        return choose(replace(state, w=w, work=state.work + work), models, t=t + 1)
+        return choose(replace(state, w=w, work=state.work + work), models, round=round + 1)
 
-    def choose(state: State, models: Sequence[Params], *, t: int) -> State:
+    def choose(state: State, models: Sequence[Params], *, round: int) -> State:
         """The state with every client at the cluster whose model has the lowest loss on its data."""
-        pairs = [(i, c) for i in range(N) for c in range(len(models))]
-        seeds = [seed_for(options.seed, "choice", t, client.key) for client in clients]
-        tasks = [Task(mean_loss, models[c], host=i, seed=seeds[i]) for i, c in pairs]
-        places = [f"round {t}: cluster {c} at client {i}" for i, c in pairs]
-        losses = torch.stack(run_all(engine, tasks, places)).reshape(N, len(models)).nan_to_num(nan=math.inf)
+        seeds = [federation.seed_for("choice", round, client.key) for client in clients]
+        tasks = [
+            Task(MeanLoss(), model, host=i, seed=seeds[i], label=f"round {round}: cluster {c} at client {i}")
+            for i in range(N)
+            for c, model in enumerate(models)
+        ]
+        losses = torch.stack(federation.run(tasks)).reshape(N, len(models)).nan_to_num(nan=math.inf)
         for i in range(N):
             if not losses[i].isfinite().any():
                 raise NotFinite(
-                    f"round {t}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
+                    f"round {round}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
                 )
         choice = losses.argmin(dim=1).cpu()
         memory = {f"cluster {c}": params for c, params in enumerate(models)} | {"choice": {"choice": choice}}
@@ -83,22 +85,7 @@ def ifca(clients: Sequence[Client], engine, start: Params, options: Options) -> 
         v = tuple(models[c] for c in choice.tolist())
         return replace(state, v=v, memory=memory, work=state.work + work)
 
-    epoch = budgeted(advance, options, cost=options.local_steps)
-    return Algorithm(first_choice, epoch, finish=lambda state: state)
-
-
-def mean_loss(
-    bench: Workbench, params: Params, shard: Shard, *, generator: torch.Generator, batch_size: int = 512
-) -> Tensor:
-    """() the mean loss of a model on the whole shard, in equal pieces that fit in memory."""
-    x, y = shard
-    bench.load(params)
-    parts = math.ceil(len(x) / batch_size)
-    with torch.no_grad():
-        return sum(
-            bench.value(part_x, part_y) * (len(part_x) / len(x))
-            for part_x, part_y in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)
-        )
+    return Algorithm(begin, in_rounds(advance, options, cost=options.local_steps))
 
 
 def _redrawn(start: Params, generator: torch.Generator) -> Params:

@@ -3,7 +3,6 @@
 Both for clients of different sizes (section 3.3); with clients of one size that reduces to the homogeneous algorithms.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,188 +10,164 @@ import torch
 
 from hetperm import mixing
 from hetperm.algorithms.base import Algorithm
-from hetperm.client import Client
-from hetperm.device.bench import Params, full_gradient
-from hetperm.engine import Task, run_all
+from hetperm.device.gradients import BatchGradient, FullGradient, ReportGradient
+from hetperm.device.updates import Sgd
+from hetperm.engine.task import Task
+from hetperm.mixing import complexity
+from hetperm.params import Params, check_finite, num_bytes, subtract, unflatten
 from hetperm.randomness import generator_for
-from hetperm.server.estimate import reported
-from hetperm.server.global_model import gradient_step, local_sgd_round, subtract, unflatten
-from hetperm.server.slicer import WHOLE, Parts, own_widths
-from hetperm.server.visits import finite, mixed_by_alpha, personal_epoch, projected, rounds_of
-from hetperm.state import State, Work, num_bytes, tail_begins
+from hetperm.server.estimate import collect_reports
+from hetperm.server.federation import Federation
+from hetperm.server.global_model import gradient_step, local_sgd_round
+from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, projected, scheduled
+from hetperm.state import State, Work, tail_begins
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How mixing weights are found; the names are those of the configuration, which explains them."""
+
+    noise_batches: int
+    regularization: float | str = "noise"
+    alpha_steps: int | None = None
+    sketch: int | None = None
+    discrepancy: str = "probe"
+    vc_weight: float | str = 0.05
 
 
 @dataclass(frozen=True)
 class Options:
     """What PERM needs to know; the names are those of the configuration, which explains them."""
 
-    seed: int
     epochs: int
-    local_steps: int
-    batch_size: int
-    personal_lr: float
+    warmup_rounds: int
     global_lr: float
     global_batch: int
-    warmup_rounds: int
-    step_rule: str
-    schedule: str
-    regularization: float | str
-    noise_batches: int
-    alpha_steps: int | None
-    sketch: int | None
-    tail_average: float
-    participation: float
-    projection: float | None
-    final_lr: float | None
+    visiting: Visiting
+    mixing: Mixing
     extraction: str = "static"
-    nested: str = "static"
-    discrepancy: str = "probe"
-    vc_weight: float | str = 0.05
-    personal_width: str = "own"
+    schedule: str = "colour"
     server_mix: str = "none"
-    inplace_kd: float = 0.0
+    tail_average: float = 0.5
+    projection: float | None = None
+    final_lr: float | None = None
 
 
-def single_loop(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts = WHOLE) -> Algorithm:
+def single_loop(federation: Federation, start: Params, options: Options) -> Algorithm:
     """Algorithm 3: an epoch of shuffled visits, a step of the global model, new mixing weights; and again."""
 
     def epoch(state: State) -> State:
-        r = state.r
-        state = _visits(state, clients, engine, options, parts)
-        w, work = gradient_step(
-            state.w,
-            clients,
-            engine,
-            seed=options.seed,
-            r=r,
-            batch_size=options.global_batch,
-            lr=options.global_lr,
-            parts=parts,
-            extraction=options.extraction,
-            rounds_before=options.warmup_rounds,
-            most=options.batch_size,
-        )
-        state = replace(state, w=w, work=state.work + work)
-        return _with_weights(state, clients, engine, options, parts)
+        state = visit(federation, state, options)
+        # The global model's rounds count on from the warm-up: a rolling extraction goes on where that left it.
+        indices = federation.handed_out(options.extraction, options.warmup_rounds + state.r)
+        update = BatchGradient(options.global_batch, chunk=options.visiting.batch_size)
+        state = gradient_step(federation, state, update, indices, lr=options.global_lr)
+        state = end_epoch(federation, state, options)
+        return with_weights(federation, state, options)
 
-    return Algorithm(
-        partial(_begin, clients, engine, start, options, parts),
-        epoch,
-        partial(_finish, clients, engine, options, parts),
-    )
+    return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
 
-def two_stage(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts = WHOLE) -> Algorithm:
+def two_stage(federation: Federation, start: Params, options: Options) -> Algorithm:
     """Algorithms A1 and 2: mixing weights once, after the warm-up; then nothing but shuffled visits."""
-    return Algorithm(
-        partial(_begin, clients, engine, start, options, parts),
-        partial(_visits, clients=clients, engine=engine, options=options, parts=parts),
-        partial(_finish, clients, engine, options, parts),
-    )
+
+    def epoch(state: State) -> State:
+        return end_epoch(federation, visit(federation, state, options), options)
+
+    return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
 
-def _begin(clients: Sequence[Client], engine, start: Params, options: Options, parts: Parts) -> State:
+def begin(federation: Federation, start: Params, options: Options) -> State:
     """Warm-up rounds of global training, then the first mixing weights; personal models begin as static parts of w."""
+    sgd = Sgd(options.visiting.local_steps, options.visiting.batch_size, options.global_lr)
+    updates = [sgd] * len(federation.clients)
     w, work = start, Work()
-    for r in range(options.warmup_rounds):
-        w, more = local_sgd_round(
-            w,
-            clients,
-            engine,
-            seed=options.seed,
-            r=r,
-            local_steps=options.local_steps,
-            batch_size=options.batch_size,
-            lr=options.global_lr,
-            parts=parts,
-            extraction=options.extraction,
-        )
+    for round in range(options.warmup_rounds):
+        w, more = local_sgd_round(federation, w, updates, round=round, extraction=options.extraction)
         work += more
-    v = tuple(parts.cut(w, parts.index(width)) for width in own_widths(clients, options.personal_width))
-    state = State(0, w, v, work=work, memory={"centre": w})
-    return _with_weights(state, clients, engine, options, parts)
+    slicer, widths = federation.slicer, federation.own_widths(options.visiting.personal_width)
+    v = tuple(slicer.cut(w, slicer.index(width)) for width in widths)
+    return with_weights(federation, State(0, w, v, work=work, memory={"centre": w}), options)
 
 
-def _with_weights(state: State, clients: Sequence[Client], engine, options: Options, parts: Parts) -> State:
+def with_weights(federation: Federation, state: State, options: Options) -> State:
     """The state with mixing weights from the gradients of all clients at w."""
-    zeta, q, n, work = reported(
-        state.w,
-        clients,
-        engine,
-        seed=options.seed,
-        r=state.r,
-        noise_batches=options.noise_batches,
-        sketch=options.sketch,
-        parts=parts,
-        compare=options.discrepancy,
-        extraction=options.extraction,
-        most=options.batch_size,
+    rule = options.mixing
+    update = ReportGradient(rule.noise_batches, sketch=rule.sketch, chunk=options.visiting.batch_size)
+    reports = collect_reports(federation, state, update, compare=rule.discrepancy, extraction=options.extraction)
+    solve = mixing.weights if len(federation.clients) < mixing.SPARSE_FROM else mixing.sparse_weights
+    widths = federation.own_widths(options.visiting.personal_width)
+    alpha = solve(
+        reports.zeta,
+        reports.q,
+        reports.n,
+        regularization=rule.regularization,
+        vc=complexity.vc_of_widths(federation.slicer.scalable, widths),
+        vc_weight=rule.vc_weight,
+        alpha_steps=rule.alpha_steps,
     )
-    found = mixing.weights if len(clients) < mixing.SPARSE_FROM else mixing.sparse_weights
-    alpha = found(
-        zeta,
-        q,
-        n,
-        regularization=options.regularization,
-        vc=parts.vc(own_widths(clients, options.personal_width)),
-        vc_weight=options.vc_weight,
-        alpha_steps=options.alpha_steps,
-    )
-    return replace(state, alpha=alpha, work=state.work + work)
+    return replace(state, alpha=alpha, work=state.work + reports.work)
 
 
-def _visits(state: State, clients: Sequence[Client], engine, options: Options, parts: Parts) -> State:
-    rounds = rounds_of(state.alpha, options.schedule, generator_for(options.seed, "schedule", state.r))
-    widths = own_widths(clients, options.personal_width)
-    state = personal_epoch(
-        state,
-        clients,
-        engine,
-        rounds=rounds,
-        seed=options.seed,
-        local_steps=options.local_steps,
-        batch_size=options.batch_size,
-        personal_lr=options.personal_lr,
-        step_rule=options.step_rule,
-        participation=options.participation,
-        projection=options.projection,
-        parts=parts,
-        widths=widths,
-        nested=options.nested,
-        inplace_kd=options.inplace_kd,
-    )
+def visit(federation: Federation, state: State, options: Options) -> State:
+    """The state after the visits of an epoch, scheduled by the mixing weights."""
+    generator = generator_for(federation.seed, "schedule", state.r)
+    rounds = scheduled(state.alpha, options.schedule, generator)
+    state = personal_epoch(federation, state, rounds, options.visiting)
+    return _in_ball(federation, state, options)
+
+
+def end_epoch(federation: Federation, state: State, options: Options) -> State:
+    """The state of the next epoch, with v taken into the tail average and, if asked for, mixed by alpha."""
     state = replace(state, r=state.r + 1)
-    tailed = state.averaged(tail_begins(options.tail_average, options.epochs), parts.keep)
-    if options.server_mix == "none" or state.r >= options.epochs:  # mixed models want another epoch of training
-        return tailed
-    return replace(tailed, v=mixed_by_alpha(state, clients, parts, widths).v)
+    averaged = state.averaged(tail_begins(options.tail_average, options.epochs), federation.keep)
+    # Models just mixed need another epoch of training; the last ones are left as they were trained.
+    if options.server_mix == "none" or state.r >= options.epochs:
+        return averaged
+    # The tail average takes in models as they were trained, so only v is replaced by the mixed ones.
+    widths = federation.own_widths(options.visiting.personal_width)
+    return replace(averaged, v=mixed_by_alpha(federation, state, widths).v)
 
 
-def _finish(clients: Sequence[Client], engine, options: Options, parts: Parts, state: State) -> State:
-    r"""The paper's last step, if asked for: :math:`\hat v_i = P_W(v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i))`.
+def _in_ball(federation: Federation, state: State, options: Options) -> State:
+    if options.projection is None:
+        return state
+    return projected(federation, state, federation.own_widths(options.visiting.personal_width), options.projection)
+
+
+def _finish(federation: Federation, options: Options):
+    return None if options.final_lr is None else partial(last_step, federation, options)
+
+
+def last_step(federation: Federation, options: Options, state: State) -> State:
+    r"""The paper's last step: :math:`\hat v_i = P_W(v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i))`.
 
     A host that is smaller than the model has a gradient of the part that it can hold, and none of the rest.
     """
-    if options.final_lr is None:
-        return state
-    widths = own_widths(clients, options.personal_width)
+    clients, slicer = federation.clients, federation.slicer
+    widths = federation.own_widths(options.visiting.personal_width)
     v, work = [], Work()
     for i, (params, own, weights) in enumerate(zip(state.deployed, widths, mixing.rows_of(state.alpha), strict=True)):
         hosts = sorted(weights, key=lambda j: clients[j].key)
-        indices = [parts.nested(own, clients[j].width) for j in hosts]
-        held = [parts.cut(params, index) for index in indices]
+        indices = [slicer.index(clients[j].width, within=own) for j in hosts]
+        parts = [slicer.cut(params, index) for index in indices]
         tasks = [
             Task(
-                partial(full_gradient, most=options.batch_size), part, host=j, seed=0, width=min(own, clients[j].width)
+                FullGradient(options.visiting.batch_size),
+                part,
+                host=j,
+                seed=0,  # a full gradient draws nothing
+                width=min(own, clients[j].width),
+                label=f"final step: model {i} at host {j}",
             )
-            for part, j in zip(held, hosts, strict=True)
+            for part, j in zip(parts, hosts, strict=True)
         ]
-        gradients = run_all(engine, tasks, [f"final step: model {i} at host {j}" for j in hosts])
         mixture = {name: torch.zeros_like(x) for name, x in params.items()}
-        for j, index, part, g in zip(hosts, indices, held, gradients, strict=True):
-            mixture = parts.add(mixture, index, unflatten(g, part), weights[j])
-        v.append(finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
-        moved = sum(num_bytes(part) for part in held)
+        for j, index, part, gradient in zip(hosts, indices, parts, federation.run(tasks), strict=True):
+            for name, g in unflatten(gradient, part).items():
+                index.scatter_(name, mixture[name], weights[j] * g, accumulate=True)
+        v.append(check_finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
+        moved = sum(num_bytes(part) for part in parts)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
     state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
-    return state if options.projection is None else projected(state, parts, widths, options.projection)
+    return _in_ball(federation, state, options)

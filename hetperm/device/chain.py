@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from hetperm.device.bench import Loss, Params, Workbench, masked
+from hetperm.device.bench import Loss, Workbench, masked
+from hetperm.params import Params
 
 FLATTEN = (nn.Flatten, torch.flatten, "flatten")
 NOTHING = (nn.Identity,)
@@ -96,17 +97,18 @@ class Chain(Workbench):
         """The gradient of the model on the bench, parameter by parameter."""
         return tuple(g[0] for g in self._gradients(x[None], y[None]))
 
-    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], most: int) -> Iterator[Tensor]:
+    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
         """(d,) the gradient on each of several pieces of the data; those of one size are done at once."""
-        sizes = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
-        parts = []
-        for which in sizes.values():
-            rows = torch.stack([pieces[k] for k in which])
-            parts.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
-        order = torch.tensor([k for which in sizes.values() for k in which]).argsort()
-        return iter(parts[0] if len(parts) == 1 else torch.cat(parts)[order])
+        of_size = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
+        stacks = []
+        for members in of_size.values():
+            rows = torch.stack([pieces[k] for k in members])
+            stacks.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
+        # Back into the order of the pieces, which sizes have mixed up.
+        order = torch.tensor([k for members in of_size.values() for k in members]).argsort()
+        return iter(stacks[0] if len(stacks) == 1 else torch.cat(stacks)[order])
 
-    def mean_gradient(self, x: Tensor, y: Tensor, most: int) -> tuple[Tensor, ...]:
+    def mean_gradient(self, x: Tensor, y: Tensor, chunk: int) -> tuple[Tensor, ...]:
         """The gradient of the mean loss, parameter by parameter; all samples are run at once."""
         return self.gradient(x, y)
 
@@ -114,13 +116,13 @@ class Chain(Workbench):
         """For each of m batches (m, b, ...) of data the gradient of the model, parameter by parameter (m, ...)."""
         m = len(x)
         params = {name: p.data.expand(m, *p.shape) for name, p in zip(self.names, self.slots, strict=True)}
-        known = None if self.classes is None else self.classes.expand(m, -1)
-        found = {}
-        for layer, below, error in backward(self.layers, params, x.flatten(2).mT, y, known, scale=1 / x.shape[1]):
-            found[layer.weight] = error @ below.mT
+        classes = None if self.classes is None else self.classes.expand(m, -1)
+        gradient = {}
+        for layer, below, error in backward(self.layers, params, x.flatten(2).mT, y, classes, scale=1 / x.shape[1]):
+            gradient[layer.weight] = error @ below.mT
             if layer.bias:
-                found[layer.bias] = error.sum(2)
-        return [found[name] for name in self.names]
+                gradient[layer.bias] = error.sum(2)
+        return [gradient[name] for name in self.names]
 
 
 def backward(
@@ -128,7 +130,7 @@ def backward(
     params: Params,
     x: Tensor,
     y: Tensor,
-    known: Tensor | None,
+    classes: Tensor | None,
     *,
     scale: float | Tensor,
 ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
@@ -144,10 +146,10 @@ def backward(
     Args:
         params: name -> (m, ...), one model for each of the m batches.
         x, y: (m, d, b) inputs and (m, b) classes.
-        known: (m, classes) bool, those that each host knows of; None: all.
+        classes: (m, num_classes) bool, those that each host has; None: all.
         scale: s, a number or (m, 1, 1).
     """
-    inputs = [x]
+    inputs = [x]  # of every layer, and in the end the logits
     for layer in layers:
         weight, below = params[layer.weight], inputs[-1]
         if layer.bias is None:
@@ -156,8 +158,8 @@ def backward(
             above = torch.baddbmm(params[layer.bias][..., None], weight, below)
         inputs.append(_activated(above, layer.activation))
     logits = inputs.pop()
-    if known is not None:
-        logits = masked(logits, known[..., None])
+    if classes is not None:
+        logits = masked(logits, classes[..., None])
     error = logits.softmax(1)
     error.scatter_(1, y[:, None], -1.0, reduce="add").mul_(scale)
     for k in reversed(range(len(layers))):
@@ -195,28 +197,29 @@ def descend(
     lr: Sequence[float],
     classes: Sequence[Tensor | None],
 ) -> None:
-    """Nothing; each of C models of one shape took K steps of SGD at its host, all of them at once, in place.
+    """Take K steps of SGD with each of C models of one shape at its host, all of them at once, in place.
 
     Args:
         params: name -> (C, ...) the models, stacked.
         shards: (C,) the hosts' inputs and labels.
         rows: (C,) tensors (K, b): the samples of every step.
         lr: (C,) step sizes.
-        classes: (C,) the classes that each host knows of, or None for all.
+        classes: (C,) the classes that each host has, or None for all.
     """
     steps, size = rows[0].shape
     x = shards[0][0]
     scale = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None] / size
-    known = None if any(each is None for each in classes) else torch.stack(list(classes)).to(x.device)
+    masks = None if any(mask is None for mask in classes) else torch.stack(list(classes)).to(x.device)
+    # The batches of several steps are gathered in one go: a gather for each step would cost as much as the step.
     at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
     for first in range(0, steps, at_once):
-        taken = [each[first : first + at_once].flatten() for each in rows]
+        taken = [drawn[first : first + at_once].flatten() for drawn in rows]
         data = x.new_empty(len(shards), len(taken[0]), x[0].numel())
         labels = torch.stack([y.index_select(0, row) for (_, y), row in zip(shards, taken, strict=True)])
         for (inputs, _), row, into in zip(shards, taken, data, strict=True):
             torch.index_select(inputs.flatten(1), 0, row, out=into)
-        for batch, classes_of in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
-            for layer, below, error in backward(layers, params, batch, classes_of, known, scale=scale):
+        for batch, y in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
+            for layer, below, error in backward(layers, params, batch, y, masks, scale=scale):
                 if layer.bias:
                     params[layer.bias].sub_(error.sum(2))
                 params[layer.weight].baddbmm_(error, below.mT, alpha=-1)

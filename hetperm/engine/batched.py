@@ -9,10 +9,12 @@ from torch.nn import functional as F
 
 from hetperm.client import Client
 from hetperm.device import chain
-from hetperm.device.bench import Params, Workshop, batches, sgd_update
+from hetperm.device.bench import Workshop
+from hetperm.device.updates import Sgd
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task
 from hetperm.engine.threads import Threads
+from hetperm.params import Params
 
 ENTRIES = 2**23  # parameters in a stack: 32 MB, however many clients there are
 
@@ -66,21 +68,20 @@ class Batched:
         return outcomes
 
     def close(self) -> None:
-        """Nothing; the threads have ended."""
+        """End the threads."""
         self._rest.close()
 
     def _shape(self, task: Task) -> tuple | None:
         """What tasks of one stack have in common; None for a task that is no SGD."""
         update = task.update
-        if not (isinstance(update, partial) and update.func is sgd_update and not update.args):
+        if not isinstance(update, Sgd):
             return None
-        how = update.keywords
-        return task.width, how["steps"], min(how["batch_size"], self.clients[task.host].n_train)
+        return task.width, update.steps, min(update.batch_size, self.clients[task.host].n_train)
 
     def _stacks(self, group: list[int], tasks: Sequence[Task]) -> list[list[int]]:
         """The tasks in even stacks: as many as there are workers at least, none larger than `ENTRIES` parameters."""
-        most = max(1, ENTRIES // sum(x.numel() for x in tasks[group[0]].params.values()))
-        stacks = min(len(group), max(self.workers, -(-len(group) // most)))
+        largest = max(1, ENTRIES // sum(x.numel() for x in tasks[group[0]].params.values()))
+        stacks = min(len(group), max(self.workers, -(-len(group) // largest)))
         return [group[k * len(group) // stacks : (k + 1) * len(group) // stacks] for k in range(stacks)]
 
     def _train(self, tasks: Sequence[Task]) -> list[Params] | None:
@@ -88,8 +89,12 @@ class Batched:
         hosts = [self.clients[task.host] for task in tasks]
         try:
             params = {name: torch.stack([task.params[name] for task in tasks]) for name in tasks[0].params}
-            rows = [_rows(task, host) for task, host in zip(tasks, hosts, strict=True)]
-            lr = [task.update.keywords["lr"] for task in tasks]
+            # The samples that the update itself would draw, at the seed of its task.
+            rows = [
+                task.update.batches(host.n_train, torch.Generator().manual_seed(task.seed))
+                for task, host in zip(tasks, hosts, strict=True)
+            ]
+            lr = [task.update.lr for task in tasks]
             shards, classes = [host.train for host in hosts], [host.classes for host in hosts]
             chain.descend(self._layers, params, shards, rows, lr, classes)
         except (RuntimeError, IndexError):
@@ -97,9 +102,3 @@ class Batched:
         # In memory of its own: a view would keep the whole stack alive.
         models = zip(*(stack.unbind() for stack in params.values()), strict=True)
         return [{name: x.clone() for name, x in zip(params, model, strict=True)} for model in models]
-
-
-def _rows(task: Task, host: Client) -> torch.Tensor:
-    """(K, b) the samples of every step, drawn as `sgd_update` draws them."""
-    how, generator = task.update.keywords, torch.Generator().manual_seed(task.seed)
-    return batches(host.n_train, how["batch_size"], how["steps"], generator)

@@ -63,7 +63,7 @@ class Processes:
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients, self.shop = clients, shop
         size = sum(p.numel() * p.element_size() for p in shop.full.slots)
-        self._rooms = [Room(4 * size + 2**16) for _ in range(workers)]
+        self._buffers = [SharedBuffer(4 * size + 2**16) for _ in range(workers)]
         self._workers: list[Worker | None] = [None] * workers
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
@@ -71,7 +71,7 @@ class Processes:
         outcomes: list[Any] = [None] * len(tasks)
         waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
         busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
-        free = list(range(len(self._rooms)))
+        free = list(range(len(self._buffers)))
         while waiting or busy:
             while waiting and free:
                 w, k = free.pop(), waiting.pop()
@@ -81,16 +81,15 @@ class Processes:
                 w, k = busy.pop(pipe)
                 free.append(w)
                 try:
-                    outcome = self._rooms[w].read(pipe.recv_bytes())
+                    outcome = self._buffers[w].read(pipe.recv_bytes())
                 except (EOFError, ConnectionError):
                     died = self._workers[w].end()
                     self._workers[w] = None
                     if tries[k] < TRIES:
                         waiting.append(k)
                         continue
-                    lost = (
-                        f"the worker was ended {TRIES} times ({died}); is there memory for {len(self._rooms)} workers?"
-                    )
+                    count = len(self._buffers)
+                    lost = f"the worker was ended {TRIES} times ({died}); is there memory for {count} workers?"
                     outcome = RuntimeError(lost)
                 outcomes[k] = Failure(tasks[k], outcome) if isinstance(outcome, RuntimeError) else outcome
         return outcomes
@@ -99,10 +98,10 @@ class Processes:
         """The pipe on which worker w will answer; a worker that is not there, or no more, is made."""
         for _ in range(TRIES):
             if self._workers[w] is None:
-                self._workers[w] = Worker(self._rooms[w], self.clients, self.shop)
+                self._workers[w] = Worker(self._buffers[w], self.clients, self.shop)
             pipe = self._workers[w].pipe
             try:
-                pipe.send_bytes(self._rooms[w].write(task))
+                pipe.send_bytes(self._buffers[w].write(task))
                 return pipe
             except ConnectionError:
                 self._workers[w].end()
@@ -115,7 +114,7 @@ class Processes:
         return [worker.process.pid for worker in self._workers if worker is not None]
 
     def close(self) -> None:
-        """Nothing; the workers have ended."""
+        """End the workers."""
         for w, worker in enumerate(self._workers):
             if worker is not None:
                 worker.end()
@@ -125,10 +124,10 @@ class Processes:
 class Worker:
     """A forked process that does one task after the other until it gets an empty message, or its parent is gone."""
 
-    def __init__(self, room: "Room", clients: Sequence[Client], shop: Workshop):
+    def __init__(self, buffer: "SharedBuffer", clients: Sequence[Client], shop: Workshop):
         self.pipe, other = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_work, args=(other, self.pipe, room, clients, shop), daemon=True)
+        self.process = context.Process(target=_work, args=(other, self.pipe, buffer, clients, shop), daemon=True)
         with _quiet_fork():
             self.process.start()
         other.close()
@@ -146,7 +145,9 @@ class Worker:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _work(pipe: Connection, parents: Connection, room: "Room", clients: Sequence[Client], shop: Workshop) -> None:
+def _work(
+    pipe: Connection, parents: Connection, buffer: "SharedBuffer", clients: Sequence[Client], shop: Workshop
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     parents.close()
     torch.set_num_threads(1)
@@ -159,14 +160,14 @@ def _work(pipe: Connection, parents: Connection, room: "Room", clients: Sequence
             message = pipe.recv_bytes()
             if not message:
                 return
-            outcome = run_task(room.read(message), clients, shop)
+            outcome = run_task(buffer.read(message), clients, shop)
             if isinstance(outcome, Failure):  # as text: not every error survives a pickle
                 outcome = RuntimeError(str(outcome.error) or type(outcome.error).__name__)
-            pipe.send_bytes(room.write(outcome))
+            pipe.send_bytes(buffer.write(outcome))
 
 
 @dataclass
-class Room:
+class SharedBuffer:
     """Memory shared by parent and worker, through which one message passes at a time."""
 
     size: int
@@ -175,7 +176,7 @@ class Room:
         self._memory = mmap.mmap(-1, self.size)
 
     def write(self, value: Any) -> bytes:
-        """The message for a value, to be sent through a pipe; its tensors are left in the room, as far as it goes."""
+        """The message for a value, to be sent through a pipe; its tensors stay in the buffer, as far as they fit."""
         buffers: list[pickle.PickleBuffer] = []
         text = io.BytesIO()
         _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -206,7 +207,8 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, Tensor):
             return NotImplemented
         value = value.detach().cpu()
-        raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        row = value.contiguous().reshape(-1)
+        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one number may have any stride
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
 
 

@@ -1,10 +1,11 @@
 """Task: one piece of work at one host, with its own randomness."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from hetperm.device.bench import Params
+from hetperm.device.updates import Update
+from hetperm.params import Params
 
 
 @dataclass(frozen=True)
@@ -12,18 +13,20 @@ class Task:
     """A model handed to a host.
 
     Attributes:
-        update: what the host does: ``update(bench, params, shard, generator=...)``, a function of
-            `hetperm.device.bench` or like it, with its options bound.
+        update: what the host does with it.
+        params: the model, and whatever other tensors the update asks for.
         host: the position of the client that does it.
         seed: decides all randomness of the task, so that neither engine nor order can change a result.
         width: of the model that is handed over.
+        label: what errors call it, such as "epoch 3: model 1 at host 2".
     """
 
-    update: Callable[..., Any]
+    update: Update
     params: Params
     host: int
     seed: int
     width: float = 1.0
+    label: str = "task"
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,11 @@ class Failure:
     error: Exception
 
 
-def run_all(engine, tasks: Sequence[Task], where: Sequence[str]) -> list[Any]:
-    """The outcomes of tasks that must all be done; the first that failed is an error that says where."""
-    outcomes = engine.run(tasks)
-    for outcome, place in zip(outcomes, where, strict=True):
-        if isinstance(outcome, Failure):
-            raise RuntimeError(f"{place}: {outcome.error}") from outcome.error
-    return outcomes
+class Engine(Protocol):
+    """What runs tasks."""
+
+    def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
+        """One outcome per task, in task order; a task that raised gives a Failure."""
+
+    def close(self) -> None:
+        """End the workers, if there are any."""

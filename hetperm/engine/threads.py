@@ -53,7 +53,7 @@ class Threads:
             self._shops.put(shop)
 
     def close(self) -> None:
-        """Nothing; the threads have ended."""
+        """Wait for the threads and end them."""
         self._pool.shutdown()
 
 

@@ -2,8 +2,12 @@
 
 import math
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+from submodels import ScalableModel
 
 
 def vc(num_params: int, num_layers: int) -> float:
@@ -63,3 +67,21 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
     if not (vc.isfinite() & (vc >= 0)).all() or not (n > 0).all():
         raise ValueError(f"the complexity term needs vc >= 0 and n > 0, not vc = {vc.tolist()} and n = {n.tolist()}")
     return (vc / n).sqrt()
+
+
+def num_params(scalable: ScalableModel, width: float) -> int:
+    """Parameters of the model at a width."""
+    if width >= 1:
+        return sum(p.numel() for p in scalable.model.parameters())
+    return scalable.axis_map.num_params(scalable.axis_map.counts(width))
+
+
+def vc_of_widths(scalable: ScalableModel | None, widths: Sequence[float]) -> Tensor | None:
+    """(N,) the VC dimension of the architecture of each width; None if they are all the same."""
+    if scalable is None:
+        return None
+    layers = num_layers(scalable.model)
+    sizes = [num_params(scalable, width) for width in widths]
+    if len(set(sizes)) == 1:
+        return None
+    return torch.tensor([vc(size, layers) for size in sizes], dtype=torch.float64)

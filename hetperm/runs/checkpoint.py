@@ -29,39 +29,35 @@ _REMEDY = "remove it to start afresh, or run without --resume"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds; `extra`: whatever else was given to `save`."""
+    """What a checkpoint holds.
+
+    Attributes:
+        history: one row per epoch.
+        finished: whether the method has nothing left to do.
+        extra: what else the run wants back.
+    """
 
     state: State
-    history: tuple[dict[str, Any], ...]
-    finished: bool
-    extra: dict[str, Any] | None
+    history: tuple[dict[str, Any], ...] = ()
+    finished: bool = False
+    extra: dict[str, Any] | None = None
 
 
-def save(
-    path: str | Path,
-    state: State,
-    history: Iterable[Mapping[str, Any]],
-    *,
-    finished: bool,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Nothing; the file holds all of this, or what it held before. Equal contents give equal bytes.
+def save(path: str | Path, saved: Saved) -> None:
+    """Write the file, whole or not at all. Equal contents give equal bytes.
 
-    Args:
-        state: on any device; a tensor or a model that is in several places is written once.
-        history: one row per epoch, of numbers (nan and inf too), texts, booleans and None.
-        finished: whether the method has nothing left to do.
-        extra: what else the run wants back, of the same kinds, and lists and tables of them.
+    Tensors may be on any device; a tensor or a model that is in several places is written once. The history and `extra`
+    hold numbers (nan and inf too), texts, booleans and None, `extra` also lists and tables of them.
     """
     path, packing = Path(path), _Packing()
     content = {
         "sha256": _BLANK.decode(),
         "format": FORMAT,
-        "finished": finished,
-        "state": {field.name: packing.packed(getattr(state, field.name), field.name) for field in fields(State)},
+        "finished": saved.finished,
+        "state": {field.name: packing.packed(getattr(saved.state, field.name), field.name) for field in fields(State)},
         "tables": packing.tables,
-        "history": [dict(row) for row in history],
-        "extra": None if extra is None else dict(extra),
+        "history": [dict(row) for row in saved.history],
+        "extra": None if saved.extra is None else dict(saved.extra),
     }
     try:
         text = json.dumps(content)
@@ -127,7 +123,9 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 def _raw(x: Tensor) -> memoryview:
     """The bytes of a tensor, row by row."""
-    return memoryview(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    row = x.detach().cpu().contiguous().reshape(-1)
+    # A tensor of one number is contiguous whatever its stride says, and only a stride of 1 can be viewed as bytes.
+    return memoryview(row.as_strided(row.shape, (1,)).view(torch.uint8).numpy())
 
 
 def _checksum(path: Path, stated: bytes) -> bytes:

@@ -21,7 +21,7 @@ except ImportError:  # Windows
 RUNS = Path("runs")
 
 
-def place(out: Path | None, name: str, *, resume: bool = False) -> Path:
+def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     """The folder that a run is written to: ``out``, or runs/NAME.
 
     A new run wants a folder that does not exist, and takes the first of runs/NAME, runs/NAME-2, ... that is free. With
@@ -59,7 +59,7 @@ def create(folder: Path, *, resume: bool = False) -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """A context in which no other run writes to the folder; an error if one does. It ends with the process at latest.
 
     Where the system has no such locks nobody is kept out.

@@ -14,10 +14,18 @@ from torch.nn import functional as F
 from hetperm import data, profile
 from hetperm.client import Client
 from hetperm.config import Config
-from hetperm.device.bench import Loss, Params, Workshop
+from hetperm.data import Problem
+from hetperm.device.bench import Loss, Workshop
+from hetperm.engine.choice import choose
+from hetperm.methods import METHODS
+from hetperm.mixing import complexity
+from hetperm.params import Params
+from hetperm.profile import Profile
 from hetperm.randomness import seed_for
 from hetperm.runs.evaluate import accuracy
-from hetperm.server.slicer import Parts, classifier
+from hetperm.server.federation import own_widths
+from hetperm.server.initial import fresh_model
+from hetperm.server.slicer import Slicer
 from submodels import ScalableModel, zoo
 from submodels.cost import count
 from submodels.norms import check_batch, has_batch_norm
@@ -34,8 +42,10 @@ class Setting:
 
     Attributes:
         shop: the workbenches that models are trained on, one for every size.
-        start: the global model before training; `parts`: its parts.
+        start: the global model before training.
+        heads: names of the classifier's parameters, if clients mask classes.
         tiers: (N,) the tier of every client.
+        engine: the name of the engine that runs tasks, once it was chosen.
         profile: what each tier can afford, a row for each; empty for clients that came with widths of their own.
         architecture: what `load_client` builds the model from.
     """
@@ -43,13 +53,19 @@ class Setting:
     clients: tuple[Client, ...]
     shop: Workshop
     start: Params
-    parts: Parts
     metric: Metric
     dataset: str
     config: Config
     tiers: tuple[str, ...]
+    engine: str
+    heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def slicer(self) -> Slicer:
+        """What cuts models of this architecture."""
+        return Slicer(self.shop.scalable)
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -76,7 +92,16 @@ class Setting:
 
     def num_params(self, width: float) -> int:
         """Parameters of a model of this width."""
-        return self.parts.num_params(width, self.shop.full.module)
+        if self.shop.scalable is None:
+            return sum(p.numel() for p in self.shop.full.module.parameters())
+        return complexity.num_params(self.shop.scalable, width)
+
+    def model_widths(self, name: str) -> list[float]:
+        """(N,) the width of every client's personal model under a method."""
+        method = METHODS[name]
+        if method.one_size:
+            return own_widths(self.clients, "smallest")
+        return own_widths(self.clients, self.config.personal_width if method.mixes else "own")
 
     def one_size(self) -> "Setting":
         """The setting for methods that need one architecture: everybody has a model of the smallest client's size."""
@@ -85,19 +110,22 @@ class Setting:
             return self
         bench = self.shop.at(min(widths))
         module = copy.deepcopy(bench.module)
-        names = [name for name in self.parts.heads if name in dict(module.named_parameters())]
         return replace(
             self,
             clients=tuple(replace(client, width=1.0) for client in self.clients),
             shop=Workshop(module, bench.loss),
-            start=self.parts.fresh(min(widths), self.start, seed=self.config.seed),
-            parts=Parts(heads=names),
+            start=fresh_model(self.slicer, min(widths), self.start, seed=self.config.seed),
+            heads=tuple(name for name in self.heads if name in dict(module.named_parameters())),
         )
 
 
-def prepare(config: Config) -> Setting:
-    """The data and the model of a run, ready to be trained."""
-    tiers = profile.load(config.capacity_profile)
+def from_config(config: Config, tiers: Profile | None = None) -> Setting:
+    """The data and the model of a run, ready to be trained.
+
+    Args:
+        tiers: the capacity profile; the one that the configuration names unless given.
+    """
+    tiers = profile.load(config.capacity_profile) if tiers is None else tiers
     problem = data.load(
         config.dataset,
         num_clients=config.num_clients,
@@ -111,41 +139,52 @@ def prepare(config: Config) -> Setting:
     )
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = _placed(build(config, sizes), config)
-    groups = [client.group for client in problem.clients]
-    assigned = profile.assign(
-        tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
-    )
-    cut = any([tiers.tiers[k].width < 1 for k in assigned]) or config.widths_from == "budget"
-    remedy = "--capacity-profile homogeneous" + " --widths-from profile" * (config.widths_from == "budget")
-    scalable = _scalable(model, problem.clients[0], remedy) if cut else None
-    if config.widths_from == "budget":
-        tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
+    tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
     for name in profile.empty_tiers(tiers, assigned):
         log.warning("tier %s of profile %s has none of the %d clients", name, tiers.name, len(clients))
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
         log.warning("%s", untrained)
-    setting = _setting(model, scalable, clients, config, loss=None, metric=None, dataset=problem.name)
+    shop = Workshop(model, F.cross_entropy, scalable)
+    setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
     size = config.batch_size
     whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
     return replace(
         setting,
-        tiers=tuple(tiers.tiers[k].name for k in assigned),
         profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
     )
 
 
-def own(
+def _tiers_for(
+    config: Config, tiers: Profile, model: nn.Module, problem: Problem
+) -> tuple[Profile, list[int], ScalableModel | None]:
+    """The tiers with their final widths, the tier of every client, and the scalable model if parts are needed."""
+    groups = [client.group for client in problem.clients]
+    assigned = profile.assign(
+        tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
+    )
+    by_budget = config.widths_from == "budget"
+    if not by_budget and all([tiers.tiers[k].width == 1 for k in assigned]):
+        return tiers, assigned, None
+    remedy = "--capacity-profile homogeneous" + (" --widths-from profile" if by_budget else "")
+    scalable = _scalable(model, problem.clients[0], remedy)
+    if by_budget:
+        tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
+    return tiers, assigned, scalable
+
+
+def from_model(
     model: nn.Module, clients: Sequence[Client], config: Config, *, loss: Loss | None, metric: Metric | None
 ) -> Setting:
     """The setting of a run with a user's own model and shards; a tier is a width."""
     kind, model = type(model), _placed(copy.deepcopy(model), config)
-    scalable = (
-        _scalable(model, clients[0], "clients of width 1") if any([client.width < 1 for client in clients]) else None
-    )
-    setting = _setting(model, scalable, clients, config, loss=loss, metric=metric, dataset=OWN)
+    cut = any([client.width < 1 for client in clients])
+    scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
+    shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
+    tiers = [f"{client.width:g}" for client in clients]
+    setting = _setting(shop, clients, config, accuracy if metric is None else metric, tiers, OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
 
 
@@ -200,39 +239,32 @@ def _example(model: nn.Module, client: Client) -> Tensor:
 
 
 def _setting(
-    model: nn.Module,
-    scalable: ScalableModel | None,
-    clients: Sequence[Client],
-    config: Config,
-    *,
-    loss: Loss | None,
-    metric: Metric | None,
-    dataset: str,
+    shop: Workshop, clients: Sequence[Client], config: Config, metric: Metric, tiers: Sequence[str], dataset: str
 ) -> Setting:
-    device, dtype = device_of(config.device), getattr(torch, config.dtype)
+    model, device = shop.full.module, device_of(config.device)
     clients = tuple(_numbered(clients))
     _check_samples(clients, model, config)
-    shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
-    clients = tuple(_moved(client, device, dtype) for client in clients)
-    heads = []
+    clients = tuple(_moved(client, device, getattr(torch, config.dtype)) for client in clients)
+    heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
     return Setting(
         clients=clients,
         shop=shop,
         start=shop.full.take(),
-        parts=Parts(scalable, heads),
-        metric=accuracy if metric is None else metric,
+        metric=metric,
         dataset=dataset,
         config=config.override(device=str(device)),
-        tiers=tuple(f"{client.width:g}" for client in clients),
+        tiers=tuple(tiers),
+        engine=choose(config.engine, config.workers, clients, shop),
+        heads=tuple(heads),
     )
 
 
 def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
-    """Nothing, or an error if there are too few samples for batch norms, or to know the noise of gradients."""
+    """Raise an error if there are too few samples for batch norms, or to know the noise of gradients."""
     for i, client in enumerate(clients):
         try:
             check_batch(model, client.n_train)
@@ -241,12 +273,12 @@ def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) 
     if min(config.batch_size, config.global_batch) == 1 and has_batch_norm(model):
         raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
     by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
-    needs_noise = config.algorithm.startswith("perm") and (isinstance(config.regularization, str) or by_size)
+    needs_noise = METHODS[config.algorithm].mixes and (isinstance(config.regularization, str) or by_size)
     least = 4 if has_batch_norm(model) else 2  # two micro-batches
     if needs_noise and max(client.n_train for client in clients) < least:
         raise ValueError(
             f"no client has {least} samples, so the noise of their gradients is unknown; "
-            f"give regularization as a number{', and vc_weight 0' * by_size}"
+            f"give regularization as a number{', and vc_weight 0' if by_size else ''}"
         )
 
 
@@ -273,10 +305,10 @@ def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client,
         labels = client.train[1]
         if labels.is_floating_point() or labels.dim() != 1 or int(labels.max()) >= num_classes:
             raise ValueError(f"label_mask needs classes as labels, and those of client {i} are not; leave it out")
-    known = [torch.zeros(num_classes, dtype=torch.bool) for _ in clients]
-    for mask, client in zip(known, clients, strict=True):
+    masks = [torch.zeros(num_classes, dtype=torch.bool) for _ in clients]
+    for mask, client in zip(masks, clients, strict=True):
         mask[client.train[1].unique().cpu()] = True
     return (
-        tuple(replace(client, classes=mask) for client, mask in zip(clients, known, strict=True)),
-        classifier(module, num_classes),
+        tuple(replace(client, classes=mask) for client, mask in zip(clients, masks, strict=True)),
+        zoo.classifier(module, num_classes),
     )

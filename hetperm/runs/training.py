@@ -1,104 +1,166 @@
 """One method from beginning to end: its epochs, what its models are worth after each, and where to go on from."""
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetperm import mixing
-from hetperm.client import Client
+from hetperm.algorithms.base import Algorithm
 from hetperm.config import Config
-from hetperm.device.bench import Params, Workbench, masked
-from hetperm.engine import engine_for
-from hetperm.methods import ALGORITHMS, ONE_SIZE, options_for
+from hetperm.engine import choice
+from hetperm.engine.task import Engine
+from hetperm.methods import METHODS, options_for
+from hetperm.params import Keep, NotFinite
 from hetperm.runs import checkpoint
-from hetperm.runs.evaluate import evaluate, summarise
+from hetperm.runs.checkpoint import Saved
+from hetperm.runs.scores import Scores, by_tier, figures, score
 from hetperm.runs.setting import Setting
-from hetperm.server.slicer import Parts, own_widths
-from hetperm.server.store import on_disk
-from hetperm.server.visits import NotFinite
+from hetperm.server.federation import Federation
+from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
-from submodels.norms import recalibrate
-
-Show = Callable[[str, Sequence[Mapping[str, Any]]], object]  # (method, rows of the metrics so far)
-Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracy and loss of every client
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one method came to.
+    """A method after its last epoch.
 
     Attributes:
         widths: (N,) of the clients' own models.
         history: one row per epoch.
         accuracy, loss: of each client's model on its test data; nan for a client that has none.
-        seconds: it took; `earlier`: those of them that passed before the run was resumed.
+        seconds: of training, those before the run was resumed included.
+        seconds_before_resume: of these, those that passed before.
+        trained_here: whether any epoch of it was trained in this process; otherwise all came from a checkpoint.
     """
 
     method: str
     setting: Setting
     widths: tuple[float, ...]
     state: State
-    history: tuple[Mapping[str, Any], ...]
+    history: tuple[dict[str, Any], ...]
     accuracy: tuple[float, ...]
     loss: tuple[float, ...]
     seconds: float
-    earlier: float
+    seconds_before_resume: float
+    trained_here: bool
 
 
-def budget(config: Config) -> int:
+def default_steps(config: Config) -> int:
     """Steps of each client if PERM does not run to say how many: those of PERM with every visit."""
     return config.steps or (config.warmup_rounds + config.epochs * config.num_clients) * config.local_steps
 
 
-def train(
-    setting: Setting,
-    method: str,
-    *,
-    steps: int,
-    show: Show = lambda method, rows: None,
-    folder: Path | None = None,
-    saved: checkpoint.Saved | None = None,
-) -> Trained:
-    """What a method comes to with ``steps`` gradients a client (PERM takes as many as its visits need).
+def steps_taken(state: State) -> int:
+    """Steps of each client that a method took, rounded up: what rivals may take too."""
+    return -(-state.work.client_steps // len(state.v))
+
+
+# Epochs
+
+
+def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
+    """The algorithm of a method in a setting; ``steps`` are the gradients that each client may compute."""
+    federation = Federation(setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep)
+    return METHODS[name].make(federation, setting.start, options_for(name, setting.config, steps=steps))
+
+
+def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> Iterator[State]:
+    """The state before the first epoch and after every one; with ``after``, that state and those that follow it."""
+    state = algorithm.begin() if after is None else after
+    yield state
+    while state.r < epochs:
+        state = algorithm.epoch(state)
+        yield state
+
+
+def epochs(
+    setting: Setting, name: str, *, steps: int, saved: Saved | None = None, folder: Path | None = None
+) -> Iterator[Saved]:
+    """A method before its first epoch and after every one, each as training can go on from it.
 
     Args:
-        folder: where a checkpoint is kept; None: nowhere.
-        saved: what `checkpoints` found of the method, to go on from.
+        steps: gradients that each client may compute (PERM takes as many as its visits need).
+        saved: where to go on from; nothing is trained if it is finished.
+        folder: where models wait that are not in memory; None is the system's temporary one.
     """
-    earlier = 0.0 if saved is None else saved.extra["seconds"]
+    if saved is not None and saved.finished:
+        yield saved
+        return
+    config, method = setting.config, METHODS[name]
+    began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
+    fingerprint = _fingerprint(setting)
+
+    def extra() -> dict[str, Any]:
+        return {"setting": fingerprint, "seconds": time.perf_counter() - began}
+
+    sized = setting.one_size() if method.one_size else setting
+    keep = on_disk(folder) if method.mixes and config.idle_models == "disk" else in_memory
+    with _naming(name), choice.opened(sized.engine, config.workers, sized.clients, sized.shop) as engine:
+        algorithm = algorithm_for(sized, name, engine, steps=steps, keep=keep)
+        rows = [] if saved is None else list(saved.history)
+        before = None
+        for state in states(algorithm, config.epochs, after=None if saved is None else saved.state):
+            if before is not None:
+                is_last, done = state.r == config.epochs, _done(algorithm, state, config)
+                evaluated = is_last or state.r % config.eval_every == 0 or done is not None
+                row, scores = _row(setting, name, done or state, evaluated=evaluated)
+                row["finished"] = int(done is not None)
+                rows.append(row | _visit_counts(config, before, state))
+                if is_last:
+                    accuracy, loss = scores
+                    last = {**extra(), "accuracy": list(accuracy), "loss": list(loss)}
+                    yield Saved(done or state, tuple(rows), finished=True, extra=last)
+                else:
+                    yield Saved(state, tuple(rows), finished=False, extra=extra())
+            elif saved is None:
+                yield Saved(state, (), finished=False, extra=extra())
+            before = state
+
+
+def _done(algorithm: Algorithm, state: State, config: Config) -> State | None:
+    """What the method would deploy if it ended here; None if that is the state itself, or nobody wants to know."""
+    wanted = state.r == config.epochs or (config.eval_finished and state.r % config.eval_finished == 0)
+    return algorithm.finish(state) if algorithm.finish and wanted else None
+
+
+@contextmanager
+def _naming(method: str) -> Iterator[None]:
+    """A context whose errors say which method they are about."""
     try:
-        if saved is None or not saved.finished:
-            saved = _epochs(setting, method, steps=steps, show=show, folder=folder, saved=saved, earlier=earlier)
-        else:
-            show(method, saved.history)
-    except NotFinite as error:
-        raise NotFinite(f"{method}: {error}") from error
-    except RuntimeError as error:
-        raise RuntimeError(f"{method}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{method}: {error}") from error
+        yield
+    except (NotFinite, RuntimeError, ValueError) as error:
+        kind = next(kind for kind in (NotFinite, RuntimeError, ValueError) if isinstance(error, kind))
+        raise kind(f"{method}: {error}") from error
+
+
+def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> Trained:
+    """What a method came to, from its last checkpoint and the one it went on from."""
     return Trained(
-        method,
+        name,
         setting,
-        tuple(model_widths(setting, method)),
+        tuple(setting.model_widths(name)),
         saved.state,
-        tuple(saved.history),
+        saved.history,
         accuracy=tuple(saved.extra["accuracy"]),
         loss=tuple(saved.extra["loss"]),
         seconds=saved.extra["seconds"],
-        earlier=earlier,
+        seconds_before_resume=0.0 if before is None else before.extra["seconds"],
+        trained_here=saved is not before,
     )
 
 
-def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[str, checkpoint.Saved]:
+# Checkpoints
+
+
+def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[str, Saved]:
     """method -> where it stopped, of those that have a checkpoint; an error if one is damaged or of another run."""
     found = {}
     for method in methods:
-        path = _file(folder, method)
+        path = checkpoint_file(folder, method)
         if path.exists():
             found[method] = checkpoint.load(path, device=setting.config.device)
             if found[method].extra["setting"] != _fingerprint(setting):
@@ -109,7 +171,8 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
     return found
 
 
-def _file(folder: Path, method: str) -> Path:
+def checkpoint_file(folder: Path, method: str) -> Path:
+    """Where the checkpoint of a method is."""
     return folder / f"{method}.safetensors"
 
 
@@ -126,113 +189,35 @@ def _fingerprint(setting: Setting) -> str:
     return total.hexdigest()
 
 
-def _epochs(
-    setting: Setting,
-    method: str,
-    *,
-    steps: int,
-    show: Show,
-    folder: Path | None,
-    saved: checkpoint.Saved | None,
-    earlier: float,
-) -> checkpoint.Saved:
-    """The last state and the whole history, from the beginning or from a checkpoint on."""
-    config, began, fingerprint = setting.config, time.perf_counter() - earlier, _fingerprint(setting)
-    make, _ = ALGORITHMS[method]
-    options = options_for(method, config, steps=steps)
-    sized, arguments = (setting.one_size(), {}) if method in ONE_SIZE else (setting, {"parts": setting.parts})
-    if arguments and config.idle_models == "disk":
-        arguments["parts"] = Parts(setting.parts.scalable, setting.parts.heads, keep=on_disk(folder))
-
-    def keep(state: State, rows: Sequence[Mapping[str, Any]], **more: Any) -> checkpoint.Saved:
-        extra = {"setting": fingerprint, "seconds": time.perf_counter() - began, **more}
-        now = checkpoint.Saved(state, tuple(rows), finished=bool(more), extra=extra)
-        if folder is not None:
-            checkpoint.save(_file(folder, method), now.state, now.history, finished=now.finished, extra=now.extra)
-        return now
-
-    with engine_for(config.engine, config.workers, sized.clients, sized.shop) as engine:
-        begin, epoch, finish = make(sized.clients, engine, sized.start, options, **arguments)
-        saved = keep(begin(), []) if saved is None else saved
-        state, rows = saved.state, list(saved.history)
-        for r in range(state.r + 1, config.epochs + 1):
-            before, state = state, epoch(state)
-            last = r == config.epochs
-            done = finish(state) if last or (config.eval_finished and r % config.eval_finished == 0) else state
-            evaluated = last or r % config.eval_every == 0 or done is not state
-            row, (accuracies, losses) = _row(setting, method, done, r, evaluated=evaluated)
-            row["finished"] = int(done is not state)
-            rows.append(row | _visits(config, before, state))
-            saved = keep(done, rows, accuracy=list(accuracies), loss=list(losses)) if last else keep(state, rows)
-            show(method, rows)
-    return saved
+# Rows of the metrics
 
 
-def model_widths(setting: Setting, method: str) -> list[float]:
-    """(N,) the width of every client's personal model under a method."""
-    personal = setting.config.personal_width if method.startswith("perm") else "own"
-    return own_widths(setting.clients, "smallest" if method in ONE_SIZE else personal)
-
-
-# What models are worth
-
-
-def put(bench: Workbench, params: Params, client: Client) -> None:
-    """A client's model on the bench, ready to be evaluated: norms use the statistics of the client's own shard."""
-    bench.load(params)
-    pieces = math.ceil(client.n_train / 512)
-    recalibrate(bench.module, client.train[0].tensor_split(pieces))
-
-
-def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, place: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own ``part``, "val" or "test"; nan where it has none."""
-    accuracies, losses = [], []
-    for i, (client, params, width) in enumerate(zip(setting.clients, models, widths, strict=True)):
-        pair = getattr(client, part)
-        if pair is None:
-            loss = metric = math.nan
-        else:
-            bench = setting.shop.at(width)
-            put(bench, params, client)
-            loss, metric = evaluate(
-                bench.module,
-                pair,
-                loss=lambda out, y, known=client.classes: setting.shop.loss(masked(out, known), y),
-                metric=lambda out, y, known=client.classes: setting.metric(masked(out, known), y),
-            )
-            if not (math.isfinite(loss) and math.isfinite(metric)):
-                found = f"{part} loss {loss:g}, metric {metric:g}"
-                raise NotFinite(f"{place}: client {i}: {found}; lower the learning rate (personal_lr, global_lr)")
-        accuracies.append(metric)
-        losses.append(loss)
-    return tuple(accuracies), tuple(losses)
-
-
-def _row(setting: Setting, method: str, state: State, r: int, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
+def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
     """The metrics of an epoch, and how each client's deployed model does on test data.
 
     Work so far, and figures of the iterate and of the tail average once it has begun; in the last epoch also on
     validation data, which is what tuning reads.
     """
+    r = state.r
     row, test = {"epoch": r, **vars(state.work)}, ((), ())
     if not evaluated:
         return row, test
-    widths = model_widths(setting, method)
+    widths, where = setting.model_widths(method), f"after epoch {r}"
     models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
     for prefix, v in models.items():
-        test = score(setting, v, widths, "test", place=f"after epoch {r}")
+        test = score(setting, v, widths, "test", where=where)
         scores = {"": test}
         if r == setting.config.epochs:
-            scores["val_"] = score(setting, v, widths, "val", place=f"after epoch {r}")
-        for label, each in scores.items():
-            for quantity, found in figures(setting, *each).items():
-                row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in found.items()}
-        for tier, found in by_tier(setting, test[0]).items():
-            row[f"{prefix}accuracy_tier_{tier}"] = found
+            scores["val_"] = score(setting, v, widths, "val", where=where)
+        for label, scored in scores.items():
+            for quantity, table in figures(setting, *scored).items():
+                row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in table.items()}
+        for tier, mean in by_tier(setting, test[0]).items():
+            row[f"{prefix}accuracy_tier_{tier}"] = mean
     return row, test
 
 
-def _visits(config: Config, before: State, after: State) -> dict[str, int]:
+def _visit_counts(config: Config, before: State, after: State) -> dict[str, int]:
     """The visits of one epoch, and the rounds they took: as many as the largest degree, or N on the ring."""
     if before.alpha is None:
         return {}
@@ -240,26 +225,3 @@ def _visits(config: Config, before: State, after: State) -> dict[str, int]:
     if config.schedule == "colour":
         rounds = max(int(mixing.nonzero(alpha).max()) for alpha in (before.alpha, before.alpha.T))
     return {"epoch_visits": after.work.visits - before.work.visits, "epoch_rounds": rounds}
-
-
-def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Accuracy and loss over the clients that were scored."""
-    scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
-    n = [setting.clients[i].n_train for i in scored]
-    if not scored:
-        nothing = dict.fromkeys(summarise([0.0], [1]), math.nan)
-        return {"accuracy": nothing, "loss": nothing}
-    return {
-        "accuracy": summarise([accuracies[i] for i in scored], n),
-        "loss": summarise([losses[i] for i in scored], n, largest_is_worst=True),
-    }
-
-
-def by_tier(setting: Setting, values: Sequence[float]) -> dict[str, float]:
-    """tier -> the mean over its clients, of those that were scored; nan if none was."""
-    found = {}
-    for tier in setting.tier_names:
-        known = [value for value, name in zip(values, setting.tiers, strict=True) if name == tier]
-        known = [value for value in known if not math.isnan(value)]
-        found[tier] = sum(known) / len(known) if known else math.nan
-    return found

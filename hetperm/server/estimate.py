@@ -1,112 +1,100 @@
 """What the server learns about its clients: the gradients that they report, and how far apart these are (stage 1)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hetperm.client import Client
-from hetperm.device.bench import Params, Shard, Workbench, micro_gradients
-from hetperm.engine import Task, run_all
+from hetperm.device.gradients import POSITIONS, ReportGradient
+from hetperm.engine.task import Task
 from hetperm.mixing import discrepancy
-from hetperm.randomness import seed_for
-from hetperm.server.global_model import handed_out
-from hetperm.server.slicer import WHOLE, Parts
-from hetperm.server.visits import finite
-from hetperm.state import Work, num_bytes
+from hetperm.params import Params, check_finite, num_bytes
+from hetperm.server.federation import Federation
+from hetperm.server.slicer import Index
+from hetperm.state import State, Work
+from submodels import WHOLE
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a client sends: its gradient (d,) or the sketch of it, and the variance of that gradient."""
+class Reports:
+    """What clients reported, as the server sees it.
 
-    gradient: Tensor
-    noise: float
-
-
-def report(
-    bench: Workbench,
-    params: Params,
-    shard: Shard,
-    *,
-    noise_batches: int,
-    sketch: int | None,
-    sketch_seed: int,
-    places: tuple[Tensor, int] | None = None,
-    most: int = 512,
-    generator: torch.Generator,
-) -> Report:
-    """The full gradient of the client's mean loss, from micro-batches whose spread tells how certain it is.
-
-    Args:
-        places: where the coordinates of the client's model lie in the global one, and how many that has; the gradient
-            is zero in all others. None: the client's model is what is compared.
-        most: samples that are run at once.
+    Attributes:
+        zeta: (N, N) squared distances of the gradients.
+        q: (N,) variance of each client's mean gradient; None if no client has two samples, and with them a spread.
+        n: (N,) samples of each client.
     """
-    gradients, sizes = micro_gradients(bench, params, shard, parts=noise_batches, generator=generator, most=most)
-    mean, noise = discrepancy.mean_and_noise(gradients, sizes)
-    if places is not None:
-        at, d = places
-        mean = mean.new_zeros(d).index_copy_(0, at.to(mean.device), mean)
-    sent = mean if sketch is None else discrepancy.sketch(mean, sketch, sketch_seed)
-    return Report(sent, noise)
+
+    zeta: Tensor
+    q: Tensor | None
+    n: Tensor
+    work: Work
 
 
-def reported(
-    w: Params,
-    clients: Sequence[Client],
-    engine,
-    *,
-    seed: int,
-    r: int,
-    noise_batches: int,
-    sketch: int | None = None,
-    parts: Parts = WHOLE,
-    compare: str = "probe",
-    extraction: str = "static",
-    most: int = 512,
-) -> tuple[Tensor, Tensor | None, Tensor, Work]:
-    """What clients report, as the server sees it: zeta (N, N), noise q (N,), samples n (N,), and the work of it.
-
-    q is None if no client has two samples, and with them a spread.
+def collect_reports(
+    federation: Federation, state: State, update: ReportGradient, *, compare: str = "probe", extraction: str = "static"
+) -> Reports:
+    """The distances of the clients' gradients at the global model, and the noise of these gradients.
 
     Args:
         compare: "probe": all clients take their gradient at one common model, the part of the global model that
             the smallest of them can hold; "masked": each at the part that it holds itself (the paper).
         extraction: which part that is, with "masked".
-        most: samples that a client runs at once.
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
+    clients, slicer, w, r = federation.clients, federation.slicer, state.w, state.r
     widths = [client.width for client in clients]
-    places: list[tuple[Tensor, int] | None] = [None] * len(clients)
     if compare == "probe":
         widths = [min(widths)] * len(clients)
-        indices = [parts.index(width) for width in widths]
+        indices = [slicer.index(width) for width in widths]
     else:
-        indices = handed_out(clients, parts, extraction, seed=seed, r=r)
-        d = sum(x.numel() for x in w.values())
-        places = [None if index is None else (parts.positions(w, index), d) for index in indices]
-    how = {"noise_batches": noise_batches, "sketch": sketch, "sketch_seed": seed_for(seed, "sketch"), "most": most}
-    update = partial(report, **how)
-    held = [parts.cut(w, index) for index in indices]
-    seeds = [seed_for(seed, "report", r, client.key) for client in clients]
+        indices = federation.handed_out(extraction, r)
+    update = replace(update, sketch_seed=federation.seed_for("sketch"))
+    models = [slicer.cut(w, index) for index in indices]
+    asked = [(update, model) for model in models]
+    if compare == "masked":
+        asked = [_in_whole_space(update, model, w, index) for model, index in zip(models, indices, strict=True)]
     tasks = [
-        Task(partial(update, places=place), params, host=j, seed=own_seed, width=width)
-        for j, (place, params, own_seed, width) in enumerate(zip(places, held, seeds, widths, strict=True))
+        Task(
+            *asked[j],
+            host=j,
+            seed=federation.seed_for("report", r, client.key),
+            width=widths[j],
+            label=f"epoch {r}: gradient of client {j}",
+        )
+        for j, client in enumerate(clients)
     ]
-    reports = run_all(engine, tasks, [f"epoch {r}: gradient of client {j}" for j in range(len(clients))])
-    for j, got in enumerate(reports):
-        finite({"the gradient": got.gradient}, f"epoch {r}: client {j}")
-    zeta = discrepancy.pairwise(_chunks([got.gradient for got in reports])).double()
+    reports = federation.run(tasks)
+    for j, report in enumerate(reports):
+        check_finite({"the gradient": report.gradient}, f"epoch {r}: client {j}")
+    zeta = discrepancy.pairwise(_chunks([report.gradient for report in reports])).double()
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
-    q = torch.tensor([got.noise for got in reports], dtype=torch.float64)
+    q = torch.tensor([report.noise for report in reports], dtype=torch.float64)
     q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
-    down = sum(num_bytes(params) for params in held)
-    up = down if sketch is None else sum(num_bytes({"sketch": got.gradient}) for got in reports)
-    return zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up + 16 * len(clients))  # and the noise, and n_i
+    down = sum(num_bytes(params) for params in models)
+    up = down if update.sketch is None else sum(num_bytes({"sketch": report.gradient}) for report in reports)
+    up += 16 * len(clients)  # the noise, and n_i
+    return Reports(zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up))
+
+
+def _in_whole_space(update: ReportGradient, part: Params, w: Params, index: Index) -> tuple[ReportGradient, Params]:
+    """The update and its tensors for a client whose gradient is zero outside its part of the global model."""
+    if index is WHOLE:
+        return update, part
+    size = sum(x.numel() for x in w.values())
+    return replace(update, whole_size=size), part | {POSITIONS: positions(w, index)}
+
+
+def positions(params: Params, index: Index) -> Tensor:
+    """(d_i,) where the coordinates of a part lie in the flat global model (d,)."""
+    pieces, first = [], 0
+    for name, x in params.items():
+        whole = torch.arange(first, first + x.numel()).reshape(x.shape)
+        pieces.append(index.gather(name, whole).flatten())
+        first += x.numel()
+    return torch.cat(pieces)
 
 
 def _chunks(gradients: Sequence[Tensor]) -> Iterator[Tensor]:

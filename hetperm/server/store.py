@@ -2,16 +2,13 @@
 
 import mmap
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from hetperm.device.bench import Params
+from hetperm.params import Keep, Params
 
 ALIGNED = 64  # bytes; products of matrices depend on the alignment of their memory in the last bit
-
-Keep = Callable[[Params], Params]  # the same model, where it is to wait
 
 
 def in_memory(params: Params) -> Params:

@@ -1,0 +1,153 @@
+"""Updates: what a host does with the model it is handed. Each is a frozen callable, known by name (`device.wire`).
+
+An update is called ``update(bench, params, shard, generator)``. Its fields are plain values; tensors it needs beside
+the model travel in ``params``. ``samples(n)`` is how many samples it takes gradients of at a host that has n.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hetperm.device.bench import Shard, Workbench
+from hetperm.params import Params
+
+
+class Update(Protocol):
+    """What all updates have in common."""
+
+    def __call__(self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator) -> Any:
+        """What the host sends back: a model, several, or a report. ``params`` are not changed."""
+
+    def samples(self, n: int) -> int:
+        """How many samples the update takes gradients of, at a host that has n."""
+
+
+def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Tensor:
+    """(steps, size) rows of mini-batches of ``min(batch_size, n)``, drawn without replacement, shard after shard."""
+    size = min(batch_size, n)
+    per_pass = n // size  # batches in one pass over the shard
+    passes = [torch.randperm(n, generator=generator)[: per_pass * size] for _ in range(-(-steps // per_pass))]
+    rows = passes[0] if len(passes) == 1 else torch.cat([*passes, torch.empty(0, dtype=torch.long)])
+    return rows.view(-1, size)[:steps]
+
+
+@dataclass(frozen=True)
+class Sgd:
+    r"""K steps of plain SGD: :math:`v \leftarrow v - \eta \nabla f_j(v; \xi)`.
+
+    Attributes:
+        steps: K.
+        lr: the whole step size, mixing weight included.
+
+    Example:
+        >>> Sgd(steps=5, batch_size=10, lr=0.1).samples(8)
+        40
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> Params:
+        """The model after its steps."""
+        x, y = shard
+        bench.load(params)
+        for batch in self.batches(len(x), generator):
+            bench.descend(bench.gradient(x[batch], y[batch]), self.lr)
+        return bench.take()
+
+    def batches(self, n: int, generator: torch.Generator) -> Tensor:
+        """(steps, size) the samples of every step at a host that has n."""
+        return batches(n, self.batch_size, self.steps, generator)
+
+    def samples(self, n: int) -> int:
+        """Samples of all steps."""
+        return self.steps * min(self.batch_size, n)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """K steps of SGD, each on the static part of the model of a width drawn for the step (ordered dropout, FjORD).
+
+    Attributes:
+        widths: the widths to draw from, none wider than the model.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    widths: tuple[float, ...]
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> Params:
+        """The model after its steps."""
+        x, y = shard
+        bench.load(params)
+        for batch, width in self.draws(len(x), generator):
+            if width >= bench.width:
+                bench.descend(bench.gradient(x[batch], y[batch]), self.lr)
+            else:
+                part, index = bench.narrower(width)
+                bench.descend_part(index, part.gradient(x[batch], y[batch]), self.lr)
+        return bench.take()
+
+    def draws(self, n: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
+        """(batch, width) of every step at a host that has n."""
+        # Widths are drawn after all batches, so that the batches are those of plain SGD.
+        for batch in batches(n, self.batch_size, self.steps, generator):
+            yield batch, self.widths[int(torch.randint(len(self.widths), (), generator=generator))]
+
+    def samples(self, n: int) -> int:
+        """Samples of all steps."""
+        return self.steps * min(self.batch_size, n)
+
+
+@dataclass(frozen=True)
+class Distil:
+    r"""K steps in which the model also teaches a narrower part of itself (in-place distillation).
+
+    .. math:: v \leftarrow v - \eta \nabla_v \big( f_j(v; \xi) + \beta \,
+        \mathrm{KL}(\text{softmax } v(x) \,\|\, \text{softmax } v_{[p]}(x)) \big)
+
+    where the teacher is held fixed and :math:`v_{[p]}` is the static part of v of a width p drawn for each step.
+
+    Attributes:
+        widths: the widths to draw from, all narrower than the model.
+        weight: beta.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    widths: tuple[float, ...]
+    weight: float
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> Params:
+        """The model after its steps."""
+        x, y = shard
+        bench.load(params)
+        drawing = Ordered(self.steps, self.batch_size, self.lr, self.widths)
+        for batch, width in drawing.draws(len(x), generator):
+            outputs = bench.outputs(x[batch])
+            gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
+            # The pupil is cut out before the step: both learn from the model as it was.
+            pupil, index = bench.narrower(width)
+            target = outputs.detach().log_softmax(1)
+            answer = pupil.outputs(x[batch]).log_softmax(1)
+            lesson = pupil.gradient_of(F.kl_div(answer, target, reduction="batchmean", log_target=True))
+            bench.descend(gradient, self.lr)
+            bench.descend_part(index, lesson, self.lr * self.weight)
+        return bench.take()
+
+    def samples(self, n: int) -> int:
+        """Samples of all steps; those of the pupil are the same."""
+        return self.steps * min(self.batch_size, n)

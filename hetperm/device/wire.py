@@ -1,0 +1,62 @@
+"""Updates as a name and plain values: how one is written down, to be sent to another machine and read there."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient
+from hetperm.device.rival_updates import Envelope, Meta, Mixture
+from hetperm.device.updates import Distil, Ordered, Sgd, Update
+
+UPDATES: dict[str, type] = {
+    "sgd": Sgd,
+    "ordered": Ordered,
+    "distil": Distil,
+    "batch-gradient": BatchGradient,
+    "full-gradient": FullGradient,
+    "report-gradient": ReportGradient,
+    "mean-loss": MeanLoss,
+    "meta": Meta,
+    "envelope": Envelope,
+    "mixture": Mixture,
+}
+_NAMES = {kind: name for name, kind in UPDATES.items()}
+
+
+def write(update: Update) -> dict[str, Any]:
+    """The update as plain values, which JSON can hold.
+
+    Example:
+        >>> write(Sgd(steps=5, batch_size=32, lr=0.2))
+        {'update': 'sgd', 'steps': 5, 'batch_size': 32, 'lr': 0.2}
+    """
+    if type(update) not in _NAMES:
+        raise ValueError(f"{type(update).__name__} has no name on the wire; known are {', '.join(UPDATES)}")
+    values = {field.name: getattr(update, field.name) for field in fields(update)}
+    return {"update": _NAMES[type(update)], **{key: _plain(value) for key, value in values.items()}}
+
+
+def read(plain: Mapping[str, Any]) -> Update:
+    """The update that plain values stand for.
+
+    Example:
+        >>> read({"update": "ordered", "steps": 5, "batch_size": 32, "lr": 0.2, "widths": [0.5, 1.0]})
+        Ordered(steps=5, batch_size=32, lr=0.2, widths=(0.5, 1.0))
+    """
+    values = dict(plain)
+    name = values.pop("update", None)
+    if name not in UPDATES:
+        raise ValueError(f"unknown update {name!r}; known are {', '.join(UPDATES)}")
+    wanted = {field.name for field in fields(UPDATES[name])}
+    if not set(values) <= wanted:
+        raise ValueError(f"update {name!r} does not take {min(set(values) - wanted)!r}; it takes {sorted(wanted)}")
+    try:
+        return UPDATES[name](
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        )
+    except TypeError as error:
+        raise ValueError(f"update {name!r} is incomplete ({error})") from None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,57 @@
+"""Which engine runs the tasks of a run: the one that was asked for, or the one that suits the model."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hetperm.client import Client
+from hetperm.device.bench import Workshop
+from hetperm.engine.batched import Batched, can_batch
+from hetperm.engine.processes import Processes, can_fork
+from hetperm.engine.sequential import Sequential
+from hetperm.engine.task import Engine
+from hetperm.engine.threads import Threads, draws
+
+
+def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> str:
+    """The name of the engine that does it; an error if the one that was asked for cannot.
+
+    "auto" is "batched" for chains of linear layers, whatever the number of workers, so that this number decides no
+    bit; otherwise several workers are threads, or processes if the model draws random numbers of its own.
+    """
+    drawing, on_cpu = draws(shop.full.module), shop.full.slots[0].device.type == "cpu"
+    if kind == "auto":
+        if can_batch(clients, shop):
+            return "batched"
+        if workers == 1:
+            return "sequential"
+        if not drawing:
+            return "threads"
+        return "processes" if on_cpu and can_fork() else "sequential"
+    if kind == "threads" and drawing:
+        raise ValueError("threads would disturb each other in dropout-like layers; use engine 'processes' or 'auto'")
+    if kind == "processes" and not (on_cpu and can_fork()):
+        raise ValueError(
+            "engine 'processes' needs models on the CPU, on a system where a forked process can train; "
+            "use engine 'threads'"
+        )
+    return kind
+
+
+@contextmanager
+def opened(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> Iterator[Engine]:
+    """A context with an engine of a kind that `choose` gave; its workers end with the context."""
+    match kind:
+        case "sequential":
+            engine = Sequential(clients, shop)
+        case "batched":
+            engine = Batched(clients, shop, workers)
+        case "threads":
+            engine = Threads(clients, shop, workers)
+        case "processes":
+            engine = Processes(clients, shop, workers)
+        case _:
+            raise ValueError(f"unknown engine {kind!r}; use sequential, batched, threads or processes")
+    try:
+        yield engine
+    finally:
+        engine.close()

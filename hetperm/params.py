@@ -1,0 +1,67 @@
+"""Parameters of a model, by name, and the arithmetic that treats a model as one vector."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Keep = Callable[[Params], Params]  # takes a model and returns it from where it waits: memory, or disk
+
+
+class NotFinite(ArithmeticError):
+    """A model went non-finite; the message names epoch, model, host and quantity."""
+
+
+def check_finite(params: Params, where: str) -> Params:
+    """The model itself; raise an error that says where if a number of it is not finite."""
+    for name, x in params.items():
+        # A finite sum settles it at a third of the price; a sum may also overflow, hence the second look.
+        if not math.isfinite(float(x.sum())) and not torch.isfinite(x).all():
+            raise NotFinite(
+                f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
+            )
+    return params
+
+
+def mixed(*terms: tuple[Params, float]) -> Params:
+    """The weighted sum of models, summed in the given order."""
+    (first, share), *rest = terms
+    total = {name: x * share for name, x in first.items()}
+    for params, weight in rest:
+        for name, x in total.items():
+            x.add_(params[name], alpha=weight)
+    return total
+
+
+def subtract(w: Params, gradient: Params, lr: float) -> Params:
+    """The model one step of ``lr`` down a gradient."""
+    return {name: x - lr * gradient[name] for name, x in w.items()}
+
+
+def distance(a: Params, b: Params) -> Tensor:
+    """The l2 distance of two models."""
+    return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in a))
+
+
+def project(params: Params, centre: Params, radius: float) -> Params:
+    """The point of the l2 ball about ``centre`` nearest to a model."""
+    away = float(distance(params, centre))
+    return params if away <= radius else mixed((centre, 1 - radius / away), (params, radius / away))
+
+
+def num_bytes(params: Params) -> int:
+    """Bytes of a model on the wire."""
+    return sum(x.nbytes for x in params.values())
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """(d,) all tensors one after the other."""
+    return torch.cat([x.reshape(-1) for x in tensors])
+
+
+def unflatten(vector: Tensor, like: Params) -> Params:
+    """A flat vector (d,) as tensors of the names and shapes of a model."""
+    pieces = vector.split([x.numel() for x in like.values()])
+    return {name: piece.reshape(x.shape) for (name, x), piece in zip(like.items(), pieces, strict=True)}

@@ -1,0 +1,74 @@
+"""Coverage: how often each block of the global model was trained, and by which tier."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from hetperm.algorithms.partial_training import Options, update_of
+from hetperm.client import Client
+from hetperm.methods import METHODS, options_for
+from hetperm.randomness import generator_for
+from hetperm.runs.setting import Setting
+from hetperm.runs.training import Trained, default_steps
+from hetperm.server.federation import Federation
+from submodels import WHOLE
+
+Drawn = Callable[[Client, int], Sequence[float]]  # (client, round) -> the widths that it trains in the steps of a round
+
+
+def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
+    """The rows of coverage.csv: one for each parameter tensor and tier; None if nobody trained parts of one model."""
+    setting, method, config = main.setting, METHODS[main.method], main.setting.config
+    options = options_for(main.method, config, steps=default_steps(config))
+    if setting.shop.scalable is None or method.one_size or not hasattr(options, "extraction"):
+        return None
+    if not method.mixes:
+        drawn = partial(_drawn, setting, options) if options.ordered else None
+        return list(coverage(setting, options.extraction, rounds=options.rounds, drawn=drawn))
+    # The two stages train the global model in the warm-up only, the single loop also once an epoch.
+    steps = config.epochs if main.method == "perm" else 0
+    return list(coverage(setting, options.extraction, rounds=config.warmup_rounds + steps))
+
+
+def _drawn(setting: Setting, options: Options, client: Client, round: int) -> list[float]:
+    """The widths that a client drew for the steps of a round of ordered dropout, drawn again."""
+    federation = Federation(setting.clients, engine=None, seed=setting.config.seed)
+    generator = generator_for(federation.seed, "global", round, client.key)
+    return [width for _, width in update_of(client, federation, options).draws(client.n_train, generator)]
+
+
+def coverage(
+    setting: Setting, extraction: str, *, rounds: int, drawn: Drawn | None = None
+) -> Iterator[Mapping[str, object]]:
+    """How often each block of the global model was trained, by tier: one row for each parameter tensor and tier.
+
+    ``times`` is the mean over the tensor's coordinates of how many clients trained it in a step, ``never`` the share
+    of them that no client of the tier ever trained; the tier "all" counts everybody.
+
+    Args:
+        drawn: the widths that clients train; in all steps what they can hold if left out.
+    """
+    w, seed = setting.start, setting.config.seed
+    counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in dict.fromkeys(setting.tiers)}
+    is_same_every_round = extraction == "static" and drawn is None
+    repeats = min(1, rounds) if is_same_every_round else rounds
+    for round in range(repeats):
+        for client, tier in zip(setting.clients, setting.tiers, strict=True):
+            widths = drawn(client, round) if drawn else [client.width]
+            for width, times in Counter(widths).items():
+                index = setting.slicer.index(width, extraction, seed=seed, round=round, key=(client.key,))
+                for name, count in counts[tier].items():
+                    shape = count.shape if index is WHOLE else index.shape(name)
+                    index.scatter_(name, count, torch.full(shape, times / len(widths)), accumulate=True)
+    everybody = {name: sum(table[name] for table in counts.values()) for name in w}
+    for tier, table in (*counts.items(), ("all", everybody)):
+        for name, count in table.items():
+            yield {
+                "block": name,
+                "tier": tier,
+                "times": float(count.mean()) / max(1, repeats),
+                "never": float((count == 0).float().mean()),
+                "rounds": rounds,
+            }

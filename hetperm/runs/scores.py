@@ -1,0 +1,70 @@
+"""How good the models of a run are: each client's on its own data, and figures over clients and tiers."""
+
+import math
+from collections.abc import Sequence
+
+from hetperm.client import Client
+from hetperm.device.bench import CHUNK, Workbench, masked
+from hetperm.params import NotFinite, Params
+from hetperm.runs.evaluate import evaluate, summarise
+from hetperm.runs.setting import Setting
+from submodels.norms import recalibrate
+
+Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracy and loss of every client
+
+
+def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> None:
+    """Put a client's model on the bench; its norms use the statistics of the client's own training data."""
+    bench.load(params)
+    recalibrate(bench.module, client.train[0].tensor_split(math.ceil(client.n_train / CHUNK)))
+
+
+def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:
+    """(accuracies, losses) of every client's model on its own ``part``, "val" or "test"; nan where it has none.
+
+    Args:
+        where: what an error calls this moment of the run, such as "after epoch 3".
+    """
+    accuracies, losses = [], []
+    for i, (client, params, width) in enumerate(zip(setting.clients, models, widths, strict=True)):
+        pair = getattr(client, part)
+        loss = metric = math.nan
+        if pair is not None:
+            bench = setting.shop.at(width)
+            load_for_evaluation(bench, params, client)
+            loss, metric = evaluate(
+                bench.module,
+                pair,
+                loss=lambda out, y, classes=client.classes: setting.shop.loss(masked(out, classes), y),
+                metric=lambda out, y, classes=client.classes: setting.metric(masked(out, classes), y),
+            )
+            if not (math.isfinite(loss) and math.isfinite(metric)):
+                figures = f"{part} loss {loss:g}, metric {metric:g}"
+                raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
+        accuracies.append(metric)
+        losses.append(loss)
+    return tuple(accuracies), tuple(losses)
+
+
+def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Accuracy and loss over the clients that were scored."""
+    scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
+    n = [setting.clients[i].n_train for i in scored]
+    if not scored:
+        blank = dict.fromkeys(summarise([0.0], [1]), math.nan)
+        return {"accuracy": blank, "loss": blank}
+    return {
+        "accuracy": summarise([accuracies[i] for i in scored], n),
+        "loss": summarise([losses[i] for i in scored], n, largest_is_worst=True),
+    }
+
+
+def by_tier(setting: Setting, values: Sequence[float]) -> dict[str, float]:
+    """tier -> the mean over its clients, of those that were scored; nan if none was."""
+    means = {}
+    for tier in setting.tier_names:
+        scored = [
+            value for value, name in zip(values, setting.tiers, strict=True) if name == tier and not math.isnan(value)
+        ]
+        means[tier] = sum(scored) / len(scored) if scored else math.nan
+    return means
