@@ -1,8 +1,8 @@
 """Pictures of a run: who learns from whom, how tiers do, and how accuracy grows with work."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hetperm.report import tables
-from hetperm.runs.files import write
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -41,9 +40,11 @@ LEGEND = 5  # tiers in a line of the map's legend
 SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Nothing; the file holds the picture, the same bytes for the same picture."""
-    write(path, lambda file: figure.savefig(file, format="png", dpi=150, metadata={"Software": None}))
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file, with the same bytes for the same figure."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})  # the version of matplotlib stays out
+    return file.getvalue()
 
 
 # Who learns from whom

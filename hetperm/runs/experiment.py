@@ -161,8 +161,8 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
     files.write_json(folder / "summary.json", summary)
     files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
-    pictures.save(_accuracy_picture(results), folder / "accuracy.png")
-    pictures.save(pictures.tiers(summary, title=_title(summary)), folder / "tiers.png")
+    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture(results)))
+    files.write(folder / "tiers.png", pictures.png(pictures.tiers(summary, title=_title(summary))))
     html.write(folder)
 
 
@@ -433,9 +433,9 @@ def _draw(result: Result) -> None:
         figure = pictures.alpha_map(
             alpha, result.setting.groups, title=f"who learns from whom: {title}", tiers=tiers, largest_first=names
         )
-        pictures.save(figure, folder / "alpha.png")
-    pictures.save(_accuracy_picture([result]), folder / "accuracy.png")
-    pictures.save(pictures.tiers(result.summary, result.clients, title=title), folder / "tiers.png")
+        files.write(folder / "alpha.png", pictures.png(figure))
+    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
+    files.write(folder / "tiers.png", pictures.png(pictures.tiers(result.summary, result.clients, title=title)))
 
 
 def _title(summary: Mapping[str, Any]) -> str:

@@ -80,7 +80,7 @@ def reproduce(experiment: str, args: Sequence[str]) -> None:
         ],
         title=f"{experiment}: {config.num_clients} clients, {len(config.seeds)} seeds",
     )
-    pictures.save(figure, folder / "figure.png")
+    files.write(folder / "figure.png", pictures.png(figure))
     cli.show(summary, results)
     cli.say(f"written to {folder}: figure.png, table.md, table.csv")
 

@@ -259,9 +259,10 @@ def write(folder: Path, result: dict[str, Any]) -> None:
     curves = result.get("curves", [])
     files.write_csv(folder / "resources.csv", result["tiers"])
     files.write_json(folder / "resources.json", result | {"title": title(result), "lines": show.sentences(result)})
-    pictures.save(show.picture(result["tiers"], curves, title=title(result)), folder / "resources.png")
+    drawn = show.picture(result["tiers"], curves, title=title(result))
+    files.write(folder / "resources.png", pictures.png(drawn))
     if curves:
         files.write_csv(folder / "time_to_accuracy.csv", curves)
         drawn = show.curve_picture(curves, title=f"{result['model']} on {result['capacity_profile']}, simulated clock")
-        pictures.save(drawn, folder / "time_to_accuracy.png")
+        files.write(folder / "time_to_accuracy.png", pictures.png(drawn))
     html.write(folder)
