@@ -109,6 +109,15 @@ def test_a_method_is_a_line_with_the_spread_over_seeds_as_band():
     assert len(axes.collections) == 1
 
 
+def test_the_lines_that_the_caller_names_are_thicker_and_above_the_others():
+    runs = {"perm": [history(0.5, 0.7)], "local": [history(0.4, 0.4)]}
+    cost = [("client_steps", "", 1)]
+    figure = pictures.curves(runs, figures=[("accuracy_mean", "")], against=cost, strong=["local"])
+    perm, local = figure.axes[0].lines
+    assert local.get_linewidth() > perm.get_linewidth()
+    assert local.get_zorder() > perm.get_zorder()
+
+
 def test_a_method_that_ends_with_a_last_step_is_drawn_only_where_that_was_taken():
     rows = history(0.4, 0.9, finished=1)
     rows[0]["finished"] = 0

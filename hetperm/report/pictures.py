@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -288,6 +288,7 @@ def curves(
     *,
     figures: Sequence[tuple[str, str]],
     against: Sequence[tuple[str, str, float]],
+    strong: Collection[str] = (),
     title: str = "",
 ) -> Figure:
     """Every method a line; the band is the spread over seeds.
@@ -299,6 +300,7 @@ def curves(
         figures: (column of the metrics, label); losses are on a logarithmic scale.
         against: (column of the metrics or "bytes", label, what one unit is): what it cost so far. A method that pays
             nothing of it is a dashed line at the height where it ends.
+        strong: the methods whose lines are thick and lie above the others.
     """
     rows, columns = (1, len(against)) if len(figures) == 1 else (len(against), len(figures))
     figure = Figure(figsize=(4.6 * columns + 1.6, 3.9 * rows), layout="constrained")
@@ -306,7 +308,7 @@ def curves(
     pairs = [(cost, each) for cost in against for each in figures]
     for axes, ((cost, cost_label, unit), (name, label)) in zip(panels.flat, pairs):
         for method, histories in runs.items():
-            _line(axes, method, histories, name, cost, unit)
+            _line(axes, method, histories, name, cost, unit, strong=method in strong)
         axes.set(xlabel=cost_label, yscale="log" if "loss" in name else "linear")
         if len(figures) > 1 or axes is panels[0][0]:
             axes.set_ylabel(label)
@@ -316,7 +318,7 @@ def curves(
     return figure
 
 
-def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, unit: float) -> None:
+def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, unit: float, *, strong: bool) -> None:
     if column(histories[0], "finished")[-1:] == 1:  # what comes before a last step is not what a client would use
         histories = [[row for row in rows if row["finished"]] for rows in histories]
     x = np.mean([spent(rows, cost) for rows in histories], axis=0) / unit
@@ -325,12 +327,11 @@ def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, un
     if not there.any():
         return
     x, y = x[there], y[:, there]
-    ours = method.startswith("perm")
     style = {
         "label": method,
         "color": COLOURS.get(method),
-        "linewidth": 2.2 if ours else 1.3,
-        "zorder": 3 if ours else 2,
+        "linewidth": 2.2 if strong else 1.3,
+        "zorder": 3 if strong else 2,
         "linestyle": "-." if _slices(method) else "-",
     }
     if x[-1] == 0:

@@ -26,7 +26,7 @@ from hetperm.config import Config
 from hetperm.device.bench import Loss
 from hetperm.engine import choose
 from hetperm.methods import ALGORITHMS, check, options_for
-from hetperm.report import html, pictures
+from hetperm.report import html, pictures, tables
 from hetperm.runs import checkpoint, files
 from hetperm.runs import client_models as models
 from hetperm.runs.setting import OWN, Metric, Setting, one_thread, own, prepare
@@ -450,6 +450,7 @@ def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
             ("client_steps", "local steps per client", len(results[0].clients)),
             ("bytes", "MB sent", 2**20),
         ],
+        strong=[name for name, method in tables.methods_of(results[0].summary).items() if method["alpha"] is not None],
         title=_title(results[0].summary),
     )
 

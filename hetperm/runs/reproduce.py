@@ -78,6 +78,7 @@ def reproduce(experiment: str, args: Sequence[str]) -> None:
             ("client_steps", "local steps per client", config.num_clients),
             ("rounds", "rounds of communication", 1),
         ],
+        strong=[name for name, method in tables.methods_of(summary).items() if method["alpha"] is not None],
         title=f"{experiment}: {config.num_clients} clients, {len(config.seeds)} seeds",
     )
     files.write(folder / "figure.png", pictures.png(figure))

@@ -145,5 +145,6 @@ def curve_picture(curves: Rows, *, title: str) -> Figure:
         runs,
         figures=[("accuracy_mean", "test accuracy, mean over clients")],
         against=[("seconds", "simulated seconds", 1), ("sent", "MB sent, down and up", MB)],
+        strong=list(runs)[:1],  # the algorithm; its rivals follow
         title=title,
     )
