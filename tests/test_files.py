@@ -68,12 +68,6 @@ def test_csv_has_the_columns_of_all_rows_and_leaves_out_what_is_not_there(tmp_pa
     assert (tmp_path / "x.csv").read_text() == "a,b,c\n1,,\n0.1,,x\n"
 
 
-def test_csv_is_read_as_it_was_written_and_a_tier_of_digits_stays_a_name(tmp_path):
-    rows = [{"tier": "007", "n": 3, "x": 0.5, "word": "a,b"}, {"tier": "x", "n": None, "x": 1e-9, "word": 'say "µ"'}]
-    files.write_csv(tmp_path / "x.csv", rows)
-    assert files.read_csv(tmp_path / "x.csv") == rows
-
-
 def test_a_sparse_alpha_is_written_sparse(tmp_path):
     from scipy import sparse
 

@@ -26,7 +26,8 @@ from hetperm.config import Config
 from hetperm.device.bench import Loss
 from hetperm.engine import choose
 from hetperm.methods import ALGORITHMS, check, options_for
-from hetperm.report import html, pictures, tables
+from hetperm.report import page, pictures
+from hetperm.report.contents import Summary
 from hetperm.runs import checkpoint, files
 from hetperm.runs import client_models as models
 from hetperm.runs.setting import OWN, Metric, Setting, one_thread, own, prepare
@@ -162,8 +163,9 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
     files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
     files.write(folder / "accuracy.png", pictures.png(_accuracy_picture(results)))
-    files.write(folder / "tiers.png", pictures.png(pictures.tiers(summary, title=_title(summary))))
-    html.write(folder)
+    tiers = pictures.tiers(Summary.from_json(summary), title=_title(summary))
+    files.write(folder / "tiers.png", pictures.png(tiers))
+    files.write(folder / page.NAME, page.render(folder))
 
 
 def aggregate(results: Sequence[Result], config: Config) -> dict[str, Any]:
@@ -256,14 +258,14 @@ def _execute(
         _write_coverage(result)
     _draw(result)
     files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
-    html.write(folder)  # the last file: where it is, all others are
+    files.write(folder / page.NAME, page.render(folder))  # the last file: where it is, all others are
     return result
 
 
 def _complete(result: Result) -> bool:
     """Whether nothing was trained that is not written yet."""
     every = (result.main, *result.baselines.values())
-    return all([each.seconds == each.earlier for each in every]) and (result.folder / html.NAME).exists()
+    return all([each.seconds == each.earlier for each in every]) and (result.folder / page.NAME).exists()
 
 
 # What it came to
@@ -435,7 +437,8 @@ def _draw(result: Result) -> None:
         )
         files.write(folder / "alpha.png", pictures.png(figure))
     files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
-    files.write(folder / "tiers.png", pictures.png(pictures.tiers(result.summary, result.clients, title=title)))
+    tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
+    files.write(folder / "tiers.png", pictures.png(tiers))
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -450,7 +453,7 @@ def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
             ("client_steps", "local steps per client", len(results[0].clients)),
             ("bytes", "MB sent", 2**20),
         ],
-        strong=[name for name, method in tables.methods_of(results[0].summary).items() if method["alpha"] is not None],
+        strong=Summary.from_json(results[0].summary).mixing,
         title=_title(results[0].summary),
     )
 
