@@ -28,6 +28,11 @@ def test_names_are_shown_as_they_are_in_markdown():
     ]
 
 
+def test_columns_of_words_are_aligned_left_in_markdown():
+    lines = markdown(Grid(["a", "b", "c"], [["x", "y", "1"]]), words=2).splitlines()
+    assert lines == ["| a | b | c |", "|---|---|--:|", "| x | y | 1 |"]
+
+
 def test_a_table_on_its_side_keeps_title_and_note():
     sideways = transposed(TIERS)
     assert (list(sideways.columns), sideways.rows) == (["tier", "[red]a|b[/]", "all"], [("clients", "2", "6")])

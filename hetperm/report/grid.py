@@ -61,8 +61,11 @@ def terminal(grid: Grid) -> Table:
     return table
 
 
-def markdown(grid: Grid) -> str:
+def markdown(grid: Grid, *, words: int = 1) -> str:
     r"""The table in Markdown, with its note below; the title is left to the document.
+
+    Args:
+        words: how many columns at the left hold words; the others are figures, aligned on the right.
 
     Example:
         >>> print(markdown(Grid(["tier", "clients"], [["a|b", "2"]])), end="")
@@ -70,7 +73,7 @@ def markdown(grid: Grid) -> str:
         |---|--:|
         | a\|b | 2 |
     """
-    rule = f"|---|{'--:|' * (len(grid.columns) - 1)}"
+    rule = f"|{'---|' * words}{'--:|' * (len(grid.columns) - words)}"
     lines = [_markdown_row(grid.columns), rule, *map(_markdown_row, grid.rows)]
     return "\n".join(lines + (["", grid.note] if grid.note else [])) + "\n"
 
