@@ -77,9 +77,11 @@ def report(args: Sequence[str]) -> None:
             print(usage)
             return
         raise UsageError(f"report takes one folder and got {len(args)}; {usage}")
-    from hetperm.report import html
+    from hetperm.report import page
+    from hetperm.runs import files
 
-    say(f"written to {html.write(Path(args[0]))}")
+    files.write(Path(args[0]) / page.NAME, page.render(args[0]))
+    say(f"written to {Path(args[0]) / page.NAME}")
 
 
 def bench(args: Sequence[str]) -> None:
@@ -256,15 +258,15 @@ def announce(setting: Any) -> None:
 def show(summary: Mapping[str, Any], results: Sequence[Any]) -> None:
     """Nothing; the closing tables of a run, or of the aggregate of several, are printed."""
     from hetperm.report import tables
+    from hetperm.report.contents import Summary
     from hetperm.runs.experiment import histories
 
+    summary = Summary.from_json(summary)
     say(tables.closing_table(summary))
-    if len(summary["tiers"]) > 1:
+    if len(summary.tier_names) > 1:
         say(tables.tier_table(summary, [row for result in results for row in result.clients]))
-    N = summary["num_clients"]
-    lines = tables.mixing_lines(summary) + tables.visit_lines(histories(results), N)
-    if "paired" in summary:
-        lines += tables.paired_lines(summary)
+    lines = tables.mixing_lines(summary) + tables.visit_lines(histories(results), summary.num_clients)
+    lines += tables.paired_lines(summary)
     for line in lines:
         say(line)
 

@@ -1,8 +1,7 @@
-"""A table of texts before it is known where it will be shown, and its forms for the terminal, Markdown and HTML."""
+"""A table of texts, independent of where it is shown, and its forms for the terminal and for Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from rich import box
 from rich.table import Table
@@ -11,13 +10,13 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of texts: the first column says what a line is about, the others hold figures.
+    """A table of texts: the first column names a line, the others hold figures.
 
     Attributes:
         columns: the heads.
-        rows: the lines, each as long as the heads.
-        note: a sentence to stand below.
-        strong: the lines that stand out, by number.
+        rows: the lines, all as long as the heads.
+        note: a sentence below the table.
+        strong: the numbers of the lines that stand out.
     """
 
     columns: Sequence[str]
@@ -44,7 +43,8 @@ def transposed(grid: Grid) -> Grid:
 
 
 def terminal(grid: Grid) -> Table:
-    """The table for a terminal; names are shown as they are, whatever rich would read into them."""
+    """The table for a terminal."""
+    # Texts are wrapped in Text: rich would read a tier called "[red]" as markup.
     table = Table(
         title=Text(grid.title) if grid.title else None,
         title_style="bold",
@@ -61,8 +61,11 @@ def terminal(grid: Grid) -> Table:
     return table
 
 
-def markdown(grid: Grid) -> str:
+def markdown(grid: Grid, *, words: int = 1) -> str:
     r"""The table in Markdown, with its note below; the title is left to the document.
+
+    Args:
+        words: how many columns at the left hold words; the others are figures, aligned on the right.
 
     Example:
         >>> print(markdown(Grid(["tier", "clients"], [["a|b", "2"]])), end="")
@@ -70,7 +73,7 @@ def markdown(grid: Grid) -> str:
         |---|--:|
         | a\|b | 2 |
     """
-    rule = f"|---|{'--:|' * (len(grid.columns) - 1)}"
+    rule = f"|{'---|' * words}{'--:|' * (len(grid.columns) - words)}"
     lines = [_markdown_row(grid.columns), rule, *map(_markdown_row, grid.rows)]
     return "\n".join(lines + (["", grid.note] if grid.note else [])) + "\n"
 
@@ -78,19 +81,3 @@ def markdown(grid: Grid) -> str:
 def _markdown_row(cells: Sequence[str]) -> str:
     escaped = [cell.replace("|", r"\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
-
-
-def html(grid: Grid) -> str:
-    """The table in HTML, texts escaped: the title as its caption, the note as a paragraph after it."""
-    caption = f"<caption>{escape(grid.title)}</caption>\n" if grid.title else ""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.columns)
-    lines = "".join(_html_row(row, strong=k in grid.strong) for k, row in enumerate(grid.rows))
-    note = f'<p class="note">{escape(grid.note)}</p>\n' if grid.note else ""
-    table = f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody>\n</table>"
-    return f'<div class="wide">\n{table}\n</div>\n{note}'
-
-
-def _html_row(cells: Sequence[str], *, strong: bool) -> str:
-    first, *others = map(escape, cells)
-    figures = "".join(f"<td>{cell}</td>" for cell in others)
-    return f'<tr{" class=strong" if strong else ""}><th scope="row">{first}</th>{figures}</tr>\n'

@@ -1,8 +1,8 @@
-"""Pictures of a run: who learns from whom, how tiers do, and how accuracy grows with work."""
+"""Pictures of a run: who learns from whom, accuracy by tier, and accuracy against cost."""
 
+import io
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hetperm.report import tables
-from hetperm.runs.files import write
-
-Rows = Sequence[Mapping[str, Any]]
+from hetperm.report.contents import Rows, Summary, Tier, deployed, method_column
 
 # A method has one colour in every picture. The first are Okabe and Ito's, which colour-blind readers can tell apart;
 # methods that slice one global model differ from them also in how lines and bars are drawn.
@@ -38,12 +36,14 @@ COLOURS = {
     "fjord-ft": "#12355B",
 }
 LEGEND = 5  # tiers in a line of the map's legend
-SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")
+SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")  # and the same with -ft
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Nothing; the file holds the picture, the same bytes for the same picture."""
-    write(path, lambda file: figure.savefig(file, format="png", dpi=150, metadata={"Software": None}))
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file, with the same bytes for the same figure."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})  # the version of matplotlib stays out
+    return file.getvalue()
 
 
 # Who learns from whom
@@ -56,7 +56,7 @@ def order(
     *,
     largest_first: Sequence[str] = (),
 ) -> np.ndarray:
-    """(N,) clients in an order in which the structure of alpha shows: by known group, and else by `clustered`.
+    """(N,) clients in an order that shows the structure of alpha: by group if groups are known, else by `clustered`.
 
     Args:
         tiers: the tier of each client; clients of a group are ordered by it.
@@ -75,16 +75,16 @@ def order(
 
 
 def _ranks(tiers: Sequence[str], largest_first: Sequence[str]) -> np.ndarray:
-    """(N,) the place of each client's tier among the names."""
+    """(N,) the position of each client's tier among the names."""
     names = list(dict.fromkeys([*largest_first, *tiers]))
     return np.array([names.index(tier) for tier in tiers])
 
 
 def clustered(alpha: np.ndarray) -> np.ndarray:
-    """(N,) clients ordered by cluster: those who learn from each other come to stand side by side.
+    """(N,) clients ordered by cluster: those who learn from each other stand side by side.
 
-    Leaves of the tree that average linkage builds on the clients' rows of the symmetric weights, in the order in which
-    neighbours are most alike.
+    The leaves of the tree that average linkage builds on the clients' rows of the symmetric weights, in the order in
+    which neighbours are most alike.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
 
@@ -106,12 +106,12 @@ def alpha_map(
     """The mixing weights as a heat map: row i is client i, column j whom it learns from.
 
     Args:
-        groups: the group of each client, if known: clients are ordered by it, and lines part the groups.
-        tiers: the tier of each client: a strip beside the map, dark for large, and faint lines inside a group.
+        groups: the group of each client, if known: clients are ordered by it, and lines separate the groups.
+        tiers: the tier of each client: a strip beside the map, dark for large, and faint lines within a group.
         largest_first: the names of the tiers, largest first.
     """
     stripes = tiers is not None and len(set(tiers)) > 1
-    lines = math.ceil(len(set(tiers)) / LEGEND) if stripes else 0
+    lines = math.ceil(len(set(tiers)) / LEGEND) if stripes else 0  # of the legend, below the map
     figure, axes, scale = _square(below=0.8 + 0.25 * stripes + 0.2 * lines, beside=0.25 * stripes)
     at = order(alpha, groups, tiers, largest_first=largest_first)
     image = axes.imshow(alpha[np.ix_(at, at)], cmap="viridis", vmin=0, interpolation="nearest")
@@ -125,86 +125,85 @@ def alpha_map(
     if stripes:
         rank = _ranks(tiers, largest_first)[at]
         if groups is not None:
-            _part(axes, rank, linewidth=0.5, alpha=0.5)
+            _separate(axes, rank, linewidth=0.5, alpha=0.5)
         _tier_strips(figure, axes, rank, list(dict.fromkeys([*largest_first, *tiers])))
     if groups is not None:
-        _part(axes, np.asarray(groups)[at], linewidth=1.8)
+        _separate(axes, np.asarray(groups)[at], linewidth=1.8)
         _name_groups(axes, np.asarray(groups)[at], pad=20 if numbers else 3)
     return figure
 
 
 def _square(*, below: float, beside: float) -> tuple[Figure, Any, Any]:
-    """A figure with a square panel and a colour scale; around the panel there is room, in inches.
-
-    Placed by hand: a layout that is solved for does not know how far a square panel shrinks.
-    """
+    """A figure with a square panel and a colour scale, and with room around the panel, in inches."""
+    # Placed by hand: matplotlib's layout engines do not know how far a square panel shrinks.
     left, above, side = 0.95, 0.4 + beside, 4.9
     width, height = left + side + beside + 1.2, below + side + above
     figure = Figure(figsize=(width, height))
     panel = figure.add_axes((left / width, below / height, side / width, side / height))
-    place = left + side + beside + 0.2
-    scale = figure.add_axes((place / width, below / height, 0.18 / width, side / height))
+    scale_left = left + side + beside + 0.2
+    scale = figure.add_axes((scale_left / width, below / height, 0.18 / width, side / height))
     return figure, panel, scale
 
 
-def _part(axes, labels: np.ndarray, **style) -> None:
-    """Nothing; white lines stand where the label of the clients, in the order of the map, changes."""
+def _separate(axes, labels: np.ndarray, **style) -> None:
+    """Draw white lines where the label of the clients, in the order of the map, changes."""
     for edge in np.flatnonzero(labels[1:] != labels[:-1]) + 0.5:
         axes.axhline(edge, color="white", **style)
         axes.axvline(edge, color="white", **style)
 
 
 def _name_groups(axes, groups: np.ndarray, *, pad: float) -> None:
-    """Nothing; every group has its name in the middle of its clients, if names do not crowd each other."""
-    found, first, count = np.unique(groups, return_index=True, return_counts=True)
-    if len(found) > 10:
+    """Write each group's name in the middle of its clients, unless names would crowd each other."""
+    labels, first, count = np.unique(groups, return_index=True, return_counts=True)
+    if len(labels) > 10:
         return
-    middle, names = first + (count - 1) / 2, [f"group {each}" for each in found]
+    middle, names = first + (count - 1) / 2, [f"group {label}" for label in labels]
     axes.set_xticks(middle, names, minor=True, fontsize=8)
     axes.set_yticks(middle, names, minor=True, fontsize=8, rotation=90, verticalalignment="center")
     axes.tick_params(which="minor", length=0, pad=pad)
 
 
 def _tier_strips(figure: Figure, axes, rank: np.ndarray, names: Sequence[str]) -> None:
-    """Nothing; strips above and beside the map say by their shade which tier a client is of."""
+    """Draw strips above and beside the map whose shade is a client's tier."""
     shades = colormaps["Greys"](np.linspace(1, 0.15, len(names)))
     style = {"cmap": ListedColormap(shades), "vmin": -0.5, "vmax": len(names) - 0.5, "aspect": "auto"}
-    for place, strip in (((1.015, 0, 0.03, 1), rank[:, None]), ((0, 1.015, 1, 0.03), rank[None])):
-        beside = axes.inset_axes(place)
-        beside.imshow(strip, interpolation="nearest", **style)
-        beside.set(xticks=[], yticks=[])
+    for box, shown in (((1.015, 0, 0.03, 1), rank[:, None]), ((0, 1.015, 1, 0.03), rank[None])):
+        strip = axes.inset_axes(box)
+        strip.imshow(shown, interpolation="nearest", **style)
+        strip.set(xticks=[], yticks=[])
     handles = [Patch(facecolor=shades[k], edgecolor="black", label=_plain(names[k])) for k in np.unique(rank)]
     figure.legend(handles=handles, title="tier", loc="lower center", ncols=LEGEND, fontsize=8, title_fontsize=8)
 
 
-# How tiers do
+# Accuracy by tier
 
 
-def tiers(summary: Mapping[str, Any], clients: Rows = (), *, title: str = "") -> Figure:
+def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     """Accuracy by tier, the largest first: a bar for each method, and how far it spreads.
 
     Args:
         summary: of one run, or of several seeds.
         clients: rows of clients.csv; bars of a single run show the standard deviation over a tier's clients.
     """
-    methods, names = tables.methods_of(summary), tables.tier_names(summary)
+    methods, names = summary.methods, summary.tier_names
     labels = [_tier_label(summary, tier) for tier in names]
-    height = np.array([[_number(method["tiers"][tier]["accuracy"]) for tier in names] for method in methods.values()])
+    height = np.array([[_number(method.tiers[tier].accuracy) for tier in names] for method in methods.values()])
     spread = np.array([[_tier_spread(summary, clients, method, tier) for tier in names] for method in methods])
     longest = max(len(line) for label in labels for line in label.splitlines())
-    room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches for a tier: for its bars, or for its name
+    room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches a tier takes: its bars, or its name
     figure = Figure(figsize=(min(max(5.0, 2.4 + room * len(names)), 13.0), 4.2), layout="constrained")
     axes = figure.subplots()
     low, high = _range(height, spread)
     share = 0.84 / len(methods)  # of the room from one tier to the next
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
+        # With more than five methods the bars are narrower than the numbers on top of them.
         _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, numbers=len(methods) <= 5)
     axes.set_xticks(range(len(names)), labels, fontsize=8)
     axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
     axes.set_ylabel("test accuracy" + (f" (axis starts at {low:g})" if low else ""))
     if np.isfinite(spread).any():
-        over = "seeds" if "seeds" in summary else "clients of the tier"
+        over = "seeds" if summary.seeds else "clients of the tier"
         axes.set_xlabel(f"error bars: standard deviation over {over}", fontsize=8)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
@@ -216,7 +215,7 @@ def tiers(summary: Mapping[str, Any], clients: Rows = (), *, title: str = "") ->
 def _bars(
     axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, numbers: bool
 ) -> None:
-    """Nothing; a method has its bar in every tier, with the spread and, if asked for, the number on top."""
+    """Draw a method's bar in every tier, with its spread and, if asked for, the number on top."""
     style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": method}
     axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
     axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
@@ -226,28 +225,27 @@ def _bars(
         axes.annotate(text, (x[k], top[k]), (0, 2), textcoords="offset points", ha="center", size=7)
 
 
-def _tier_label(summary: Mapping[str, Any], tier: str) -> str:
-    entry = tables.widest(summary, tier)
-    count = tables.cell("clients", entry.get("clients"))
-    return f"{_plain(tier)}\nwidth {tables.width_text(entry.get('width'))}\n{count} client{'s' * (count != '1')}"
+def _tier_label(summary: Summary, tier: str) -> str:
+    entry = summary.widest(tier)
+    count = tables.cell("clients", entry.clients)
+    return f"{_plain(tier)}\nwidth {tables.width_text(entry.width)}\n{count} {'client' if count == '1' else 'clients'}"
 
 
-def _tier_spread(summary: Mapping[str, Any], clients: Rows, method: str, tier: str) -> float:
+def _tier_spread(summary: Summary, clients: Rows, method: str, tier: str) -> float:
     """The standard deviation of a tier's accuracy over seeds, or over its clients in a single run; nan if unknown."""
-    if "seeds" in summary:
-        return _number(tables.spread_of(summary, method).get("tiers", {}).get(tier, {}).get("accuracy"))
-    name = "accuracy" if method == summary["algorithm"] else f"accuracy_{method}"
-    found = column([row for row in clients if str(row["tier"]) == tier], name)
-    found = found[~np.isnan(found)]
-    return float(found.std(ddof=1)) if len(found) > 1 else math.nan
+    if summary.seeds:
+        return _number(summary.spread_of(method).tiers.get(tier, Tier()).accuracy)
+    values = column([row for row in clients if str(row["tier"]) == tier], method_column(summary, method))
+    values = values[~np.isnan(values)]
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-    """Where the axis of accuracies begins and ends: at a tenth below everything drawn, with room for numbers above."""
+    """Where the axis of accuracies starts, a tenth below everything drawn, and ends, with room for numbers above."""
     low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
     if np.isnan(low).all():
         return 0.0, 1.0
-    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10
+    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10  # a round tenth, so that the axis can say where it starts
     floor = max(0.0, floor) if np.nanmin(height) >= 0 else floor  # a metric may be negative, an accuracy may not
     top = max(float(np.nanmax(high)), floor + 0.1)
     return floor, top + 0.06 * (top - floor)
@@ -262,12 +260,7 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-# How accuracy grows
-
-
-def deployed(rows: Rows, figure: str) -> np.ndarray:
-    """(epochs,) a figure of the model that a client would use: of the tail average once it has begun."""
-    return np.array([_number(row.get(f"tail_{figure}", row.get(figure))) for row in rows])
+# Accuracy against cost
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
@@ -276,7 +269,7 @@ def column(rows: Rows, name: str) -> np.ndarray:
 
 
 def spent(rows: Rows, cost: str) -> np.ndarray:
-    """(epochs,) what was spent so far: a column of a history, or "bytes", which are those down and those up."""
+    """(epochs,) the cost so far: a column of a history, or "bytes", which are those down and those up."""
     if cost == "bytes":
         return column(rows, "bytes_down") + column(rows, "bytes_up")
     return column(rows, cost)
@@ -287,25 +280,28 @@ def curves(
     *,
     figures: Sequence[tuple[str, str]],
     against: Sequence[tuple[str, str, float]],
+    strong: Collection[str] = (),
     title: str = "",
 ) -> Figure:
-    """Every method a line; the band is the spread over seeds.
+    """A line for each method, with the spread over seeds as a band.
 
     A row of panels per cost and a column per figure; if there is one figure, its panels stand side by side.
 
     Args:
         runs: method -> one history per seed.
         figures: (column of the metrics, label); losses are on a logarithmic scale.
-        against: (column of the metrics or "bytes", label, what one unit is): what it cost so far. A method that pays
+        against: (column of the metrics or "bytes", label, what one unit is): the cost so far. A method that pays
             nothing of it is a dashed line at the height where it ends.
+        strong: the methods whose lines are thick and lie above the others.
     """
     rows, columns = (1, len(against)) if len(figures) == 1 else (len(against), len(figures))
     figure = Figure(figsize=(4.6 * columns + 1.6, 3.9 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharey="row" if len(figures) == 1 else False)
-    pairs = [(cost, each) for cost in against for each in figures]
+    pairs = [(cost, shown) for cost in against for shown in figures]
     for axes, ((cost, cost_label, unit), (name, label)) in zip(panels.flat, pairs):
         for method, histories in runs.items():
-            _line(axes, method, histories, name, cost, unit)
+            emphasis = {"linewidth": 2.2, "zorder": 3} if method in strong else {"linewidth": 1.3, "zorder": 2}
+            _line(axes, method, _points(histories, name, cost, unit), emphasis)
         axes.set(xlabel=cost_label, yscale="log" if "loss" in name else "linear")
         if len(figures) > 1 or axes is panels[0][0]:
             axes.set_ylabel(label)
@@ -315,30 +311,29 @@ def curves(
     return figure
 
 
-def _line(axes, method: str, histories: Sequence[Rows], name: str, cost: str, unit: float) -> None:
+def _points(histories: Sequence[Rows], name: str, cost: str, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """(points,) cost so far, mean over seeds, and (seeds, points) the figure, where every seed has it."""
     if column(histories[0], "finished")[-1:] == 1:  # what comes before a last step is not what a client would use
         histories = [[row for row in rows if row["finished"]] for rows in histories]
     x = np.mean([spent(rows, cost) for rows in histories], axis=0) / unit
-    y = np.array([deployed(rows, name) for rows in histories])
-    there = ~np.isnan(y).any(axis=0)
-    if not there.any():
+    y = np.array([[_number(deployed(row, name)) for row in rows] for rows in histories])
+    scored = ~np.isnan(y).any(axis=0)
+    return x[scored], y[:, scored]
+
+
+def _line(axes, method: str, points: tuple[np.ndarray, np.ndarray], emphasis: Mapping[str, float]) -> None:
+    """Draw a method's mean over seeds with the spread: a band, or an error bar where there is a single point."""
+    x, y = points
+    if not len(x):
         return
-    x, y = x[there], y[:, there]
-    ours = method.startswith("perm")
-    style = {
-        "label": method,
-        "color": COLOURS.get(method),
-        "linewidth": 2.2 if ours else 1.3,
-        "zorder": 3 if ours else 2,
-        "linestyle": "-." if _slices(method) else "-",
-    }
-    if x[-1] == 0:
+    style = {"label": method, "color": COLOURS.get(method), "linestyle": "-." if _slices(method) else "-", **emphasis}
+    if x[-1] == 0:  # its curve would be a single vertical line at zero
         axes.axhline(y[:, -1].mean(), **{**style, "linestyle": "--"})
         return
     axes.plot(x, y.mean(0), marker="o" if len(x) == 1 else None, **style)
     if len(y) > 1:
         spread = y.std(0, ddof=1)
-        if len(x) == 1:  # a band has no width here
+        if len(x) == 1:
             axes.errorbar(x, y.mean(0), spread, fmt="none", ecolor=style["color"], capsize=3)
         axes.fill_between(x, y.mean(0) - spread, y.mean(0) + spread, color=style["color"], alpha=0.2, linewidth=0)
 

@@ -1,4 +1,4 @@
-"""The tables of a run: all methods, by tier, seed by seed, and what a tier's devices have to bear."""
+"""The tables of a run: all methods, by tier, seed by seed, and the cost per device."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -7,19 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from hetperm.report import grid as grids
-from hetperm.report.grid import Grid
-from hetperm.runs.files import missing
+from hetperm.report.contents import Gain, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
+from hetperm.report.grid import Grid, markdown, terminal, transposed
 
-MB = 2**20
 WIDE = 110  # characters; a table by tier that is wider is turned on its side if that makes it narrower
-Summary = Mapping[str, Any]
-Rows = Sequence[Mapping[str, Any]]
-
-
-def methods_of(summary: Summary) -> dict[str, Summary]:
-    """method -> its part of a summary, the algorithm first."""
-    return {summary["algorithm"]: summary, **summary.get("baselines", {})}
 
 
 # All methods
@@ -27,48 +18,54 @@ def methods_of(summary: Summary) -> dict[str, Summary]:
 
 def closing_table(summary: Summary) -> Table:
     """One line per method: accuracy over clients, whom they learn from, what it cost (steps of a client; MB sent)."""
-    return grids.terminal(closing_grid(summary))
+    return terminal(closing_grid(summary))
 
 
 def closing_grid(summary: Summary) -> Grid:
     """The texts of `closing_table`; the best method stands out."""
-    methods = methods_of(summary)
-    means = [_known(method["accuracy"]["mean"]) for method in methods.values()]
+    means = [or_lowest(method.accuracy.mean) for method in summary.methods.values()]
     return Grid(
         columns=("method", "accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"),
-        rows=[_closing_row(summary, name) for name in methods],
-        title=f"{summary['dataset']}, {summary['num_clients']} clients, {_runs(summary)}",
+        rows=[_closing_row(summary, name) for name in summary.methods],
+        title=f"{summary.dataset}, {summary.num_clients} clients, {_seeds(summary)}",
         strong=frozenset(k for k, value in enumerate(means) if value == max(means)),
     )
 
 
 def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
-    method = methods_of(summary)[name]
-    cost = method["cost"]
+    method = summary.methods[name]
+    # One run has a spread over its clients; of several, the spread over seeds says more.
+    spread = summary.spread_of(name).accuracy.mean if summary.seeds else method.accuracy.std
+    mb = method.cost.mb_sent
     return (
         name,
-        _with_spread(summary, name),
-        _share(method["accuracy"]["worst"]),
-        _partners(method.get("alpha")),
-        f"{cost['visits']:,.0f}",
-        f"{cost['rounds']:,.0f}",
-        f"{cost['client_steps'] / summary['num_clients']:,.0f}",
-        _mb(cost),
+        _with_spread(method.accuracy.mean, spread),
+        _share(method.accuracy.worst),
+        _partners(method.alpha),
+        f"{method.cost.visits:,.0f}",
+        f"{method.cost.rounds:,.0f}",
+        f"{method.cost.client_steps / summary.num_clients:,.0f}",
+        f"{mb:,.1f}" if mb < 100 else f"{mb:,.0f}",
     )
+
+
+def _seeds(summary: Summary) -> str:
+    if not summary.seeds:
+        seed = "-" if summary.seed is None else summary.seed
+        return f"seed {seed}: test accuracy (± over clients)"
+    return f"seeds {', '.join(map(str, summary.seeds))}: mean test accuracy (± over seeds)"
 
 
 def mixing_lines(summary: Summary) -> list[str]:
     """What the mixing weights say, a line for each method that has them."""
     lines = []
-    for name, method in methods_of(summary).items():
-        alpha = method["alpha"]
-        if alpha is not None:
-            mass = alpha["same_group_mass"]
-            group = "" if mass is None else f"same-group mass {mass:.3f}, "
-            lines.append(
-                f"{name}: {group}weight on oneself {alpha['self_weight']:.3f}, a client learns from "
-                f"{alpha['nonzero']:.1f} ({alpha['effective_partners']:.1f} effective)"
-            )
+    for name, alpha in summary.mixing.items():
+        mass = alpha.same_group_mass
+        group = "" if mass is None else f"same-group mass {mass:.3f}, "
+        lines.append(
+            f"{name}: {group}weight on oneself {alpha.self_weight:.3f}, a client learns from "
+            f"{alpha.nonzero:.1f} ({alpha.effective_partners:.1f} effective)"
+        )
     return lines
 
 
@@ -82,7 +79,7 @@ def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> li
     for name, runs in histories.items():
         rows = [row for rows in runs for row in rows if "epoch_visits" in row]
         if rows:
-            visits, rounds = ([row[f"epoch_{what}"] for row in rows] for what in ("visits", "rounds"))
+            visits, rounds = [row["epoch_visits"] for row in rows], [row["epoch_rounds"] for row in rows]
             lines.append(
                 f"{name}: {mean(visits):.0f} visits in {mean(rounds):.1f} rounds an epoch (at most {max(visits)} in "
                 f"{max(rounds)}; all pairs would be {num_clients**2} in {num_clients})"
@@ -91,28 +88,27 @@ def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> li
 
 
 def paired_lines(summary: Summary) -> list[str]:
-    """How far the algorithm is ahead of each rival, seed by seed on the same data; none for a single run.
+    """How far the algorithm is ahead of each rival, seed by seed on the same data; none for a single run."""
+    return [f"{summary.algorithm} over {rival}: {gain_text(gain)}" for rival, gain in summary.paired.items()]
+
+
+def gain_text(gain: Gain) -> str:
+    """The mean gain, its spread, and how many seeds agree.
 
     Example:
-        >>> gain = {"mean": -0.01, "std": 0.02, "differences": [0.004, -0.024]}
-        >>> paired_lines({"algorithm": "perm", "paired": {"local": gain}})
-        ['perm over local: -0.010 ± 0.020 (1 of 2 seeds positive)']
+        >>> gain_text(Gain(mean=-0.01, std=0.02, differences=[0.004, -0.024]))
+        '-0.010 ± 0.020 (1 of 2 seeds positive)'
     """
-    return [
-        f"{summary['algorithm']} over {rival}: {_signed(gain)} ({_signs(gain['differences'])})"
-        for rival, gain in summary.get("paired", {}).items()
-    ]
-
-
-def _signed(gain: Summary) -> str:
-    if missing(gain["mean"]):
-        return "-"
-    return f"{gain['mean']:+.3f}" + ("" if missing(gain.get("std")) else f" ± {gain['std']:.3f}")
+    if is_blank(gain.mean):
+        text = "-"
+    else:
+        text = f"{gain.mean:+.3f}" + ("" if is_blank(gain.std) else f" ± {gain.std:.3f}")
+    return f"{text} ({_signs(gain.differences)})"
 
 
 def _signs(differences: Sequence[float | None]) -> str:
-    known = [each for each in differences if not missing(each)]
-    positive, negative = (sum(sign * each > 0 for each in known) for sign in (1, -1))
+    differing = [difference for difference in differences if not is_blank(difference)]
+    positive, negative = (sum(sign * difference > 0 for difference in differing) for sign in (1, -1))
     if len(differences) == 1:
         return "one seed"
     for count, word in ((positive, "positive"), (negative, "negative")):
@@ -124,44 +120,37 @@ def _signs(differences: Sequence[float | None]) -> str:
 # By tier
 
 
-def tier_table(summary: Summary, clients: Rows | None = None) -> Table:
+def tier_table(summary: Summary, clients: Rows = ()) -> Table:
     """One line per tier, the largest width first, with the accuracy of every method; a last one over all clients.
 
     Args:
         summary: of one run, or of several seeds: then with the spread over them.
         clients: rows of clients.csv (of all seeds, if several), from which a tier's effective partners are averaged.
     """
-    return grids.terminal(tier_grid(summary, clients))
+    return terminal(tier_grid(summary, clients))
 
 
-def tier_markdown(summary: Summary, clients: Rows | None = None) -> str:
-    """`tier_table` in Markdown."""
-    return grids.markdown(tier_grid(summary, clients))
-
-
-def tier_grid(summary: Summary, clients: Rows | None = None) -> Grid:
+def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
     """The texts of `tier_table`; with too many methods for a page, a line for each of them and a column per tier."""
-    names, methods = tier_names(summary), methods_of(summary)
-    with_partners = summary.get("alpha") is not None
-    heads = ["tier", "clients", "width", "params", *methods, *(["partners"] if with_partners else [])]
+    names, methods, alpha = summary.tier_names, summary.methods, summary.main.alpha
     rows = []
     for name in names:
-        tier = widest(summary, name)
-        row = [name, *(cell(key, tier.get(key)) for key in ("clients", "width", "params"))]
-        row += [_tier_accuracy(summary, method, name) for method in methods]
-        rows.append(row + ([_mean_partners(clients, name)] if with_partners else []))
-    over_all = [_pm(each["accuracy"]["mean"], _spread_over_seeds(summary, name)) for name, each in methods.items()]
-    rows.append(["all", cell("clients", summary["num_clients"]), "", "", *over_all])
-    rows[-1] += [_partners(summary["alpha"])] if with_partners else []
-    title = f"accuracy by tier{' (± over seeds)' if summary.get('spread') else ''}"
-    upright = Grid(heads, rows, title=title, note=_one_size(summary), strong=frozenset([len(names)]))
-    sideways = grids.transposed(upright)
+        tier = summary.widest(name)
+        sizes = [cell("clients", tier.clients), cell("width", tier.width), cell("params", tier.params)]
+        rows.append([name, *sizes, *(_tier_accuracy(summary, method, name) for method in methods)])
+    means = [
+        _with_spread(method.accuracy.mean, summary.spread_of(name).accuracy.mean) for name, method in methods.items()
+    ]
+    rows.append(["all", cell("clients", summary.num_clients), "", "", *means])
+    columns = ["tier", "clients", "width", "params", *methods]
+    if alpha is not None:
+        columns.append("partners")
+        partners = [*(_mean_partners(clients, name) for name in names), _partners(alpha)]
+        rows = [[*row, text] for row, text in zip(rows, partners, strict=True)]
+    title = f"accuracy by tier{' (± over seeds)' if summary.seeds else ''}"
+    upright = Grid(columns, rows, title=title, note=_one_size(summary), strong=frozenset([len(names)]))
+    sideways = transposed(upright)
     return sideways if upright.width > max(WIDE, sideways.width) else upright
-
-
-def tier_names(summary: Summary) -> list[str]:
-    """The tiers of a summary, the largest width first."""
-    return sorted(summary.get("tiers", {}), key=lambda name: -_known(widest(summary, name).get("width")))
 
 
 def width_text(width: float | None) -> str:
@@ -171,25 +160,20 @@ def width_text(width: float | None) -> str:
         >>> [width_text(width) for width in (1.0, 0.75, 0.0625, 1 / 3, 0.7)]
         ['1', '3/4', '1/16', '1/3', '0.7']
     """
-    if missing(width):
+    if is_blank(width):
         return "-"
-    simple = Fraction(width).limit_denominator(256)
-    halves = simple.denominator & (simple.denominator - 1) == 0
-    return str(simple) if float(simple) == width and (halves or simple.numerator == 1) else f"{width:.3g}"
-
-
-def widest(summary: Summary, tier: str) -> Summary:
-    """A tier as the method sees it that trains the largest models there: some train the smallest everywhere."""
-    entries = [method["tiers"][tier] for method in methods_of(summary).values() if tier in method.get("tiers", {})]
-    return max(entries, key=lambda entry: (_known(entry.get("width")), _known(entry.get("params"))))
+    fraction = Fraction(width).limit_denominator(256)
+    halves = fraction.denominator & (fraction.denominator - 1) == 0  # the denominator is a power of two
+    return str(fraction) if float(fraction) == width and (halves or fraction.numerator == 1) else f"{width:.3g}"
 
 
 def _one_size(summary: Summary) -> str:
     """A sentence about methods that train models of one size whatever the tier; empty if there are none."""
-    sizes = {tier: widest(summary, tier).get("params") for tier in tier_names(summary)}
+    sizes = {tier: summary.widest(tier).params for tier in summary.tier_names}
     methods: dict[int, list[str]] = {}
-    for name, method in methods_of(summary).items():
-        trained = {tier: entry.get("params") for tier, entry in method.get("tiers", {}).items()}
+    for name, method in summary.methods.items():
+        trained = {tier: entry.params for tier, entry in method.tiers.items()}
+        # In a run whose tiers are all of one size, every method is like this and none is worth a word.
         if len(set(trained.values())) == 1 and trained != sizes:
             methods.setdefault(next(iter(trained.values())), []).append(name)
     return " ".join(
@@ -199,22 +183,22 @@ def _one_size(summary: Summary) -> str:
 
 
 def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:
-    spread = spread_of(summary, method).get("tiers", {}).get(tier, {}).get("accuracy")
-    return _pm(methods_of(summary)[method].get("tiers", {}).get(tier, {}).get("accuracy"), spread)
+    entry, spread = (part.tiers.get(tier, Tier()) for part in (summary.methods[method], summary.spread_of(method)))
+    return _with_spread(entry.accuracy, spread.accuracy)
 
 
-def _mean_partners(clients: Rows | None, tier: str) -> str:
-    rows = [row for row in clients or () if str(row["tier"]) == tier]
-    found = [row["effective_partners"] for row in rows if not missing(row.get("effective_partners"))]
-    return f"{mean(found):.1f}" if found else "-"
+def _mean_partners(clients: Rows, tier: str) -> str:
+    values = [row.get("effective_partners") for row in clients if str(row["tier"]) == tier]
+    values = [value for value in values if not is_blank(value)]
+    return f"{mean(values):.1f}" if values else "-"
 
 
-# What a tier's devices have to bear
+# Cost per device, and any other rows
 
 
 def profile_table(rows: Rows, *, title: str = "") -> Table:
     """One line per row, under the keys of all rows: tier, clients, width, params, mmacs, train_mb, wire_mb ..."""
-    return grids.terminal(row_grid(rows, title=title))
+    return terminal(row_grid(rows, title=title))
 
 
 def row_grid(rows: Rows, *, title: str = "") -> Grid:
@@ -244,13 +228,13 @@ def cell(key: str, value: Any) -> str:
         >>> cell("params", 11_173_962), cell("width", 0.25), cell("accuracy", 0.9), cell("train_mb", 23.456)
         ('11,173,962', '1/4', '0.900', '23.5')
     """
-    if missing(value):
+    if is_blank(value):
         return "-"
     if key in IDENTITIES or not isinstance(value, int | float):
         return str(value)
     if key == "width":
         return width_text(value)
-    if isinstance(value, float) and key.partition("_")[0] in ("accuracy", "loss"):
+    if isinstance(value, float) and quantity(key) in ("accuracy", "loss"):
         return _share(value)
     if key == "effective_partners":
         return f"{value:.1f}"
@@ -264,86 +248,56 @@ def cell(key: str, value: Any) -> str:
 def results_rows(summary: Summary) -> list[dict[str, Any]]:
     """One row per method of an aggregate, with the spread over seeds, for a CSV file."""
     rows = []
-    for name, method in methods_of(summary).items():
-        spread = spread_of(summary, name)
-        alpha, cost, N = method["alpha"] or {}, method["cost"], summary["num_clients"]
+    for name, method in summary.methods.items():
+        spread, alpha = summary.spread_of(name), method.alpha or Mixing()
         rows.append(
             {
                 "method": name,
-                "accuracy": method["accuracy"]["mean"],
-                "accuracy_spread": spread.get("accuracy", {}).get("mean"),
-                "accuracy_std_over_clients": method["accuracy"]["std"],
-                "accuracy_worst": method["accuracy"]["worst"],
-                "loss": method["loss"]["mean"],
-                "loss_spread": spread.get("loss", {}).get("mean"),
-                "same_group_mass": alpha.get("same_group_mass"),
-                "effective_partners": alpha.get("effective_partners"),
-                "rounds": cost["rounds"],
-                "steps_per_client": cost["client_steps"] / N,
-                "mb_sent": (cost["bytes_down"] + cost["bytes_up"]) / MB,
+                "accuracy": method.accuracy.mean,
+                "accuracy_spread": spread.accuracy.mean,
+                "accuracy_std_over_clients": method.accuracy.std,
+                "accuracy_worst": method.accuracy.worst,
+                "loss": method.loss.mean,
+                "loss_spread": spread.loss.mean,
+                "same_group_mass": alpha.same_group_mass,
+                "effective_partners": alpha.effective_partners,
+                "rounds": method.cost.rounds,
+                "steps_per_client": method.cost.client_steps / summary.num_clients,
+                "mb_sent": method.cost.mb_sent,
             }
         )
     return rows
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def results_markdown(rows: Rows) -> str:
     """`results_rows` as a table in Markdown, best accuracy first."""
-    ordered = sorted(rows, key=lambda row: -_known(row["accuracy"]))
+    columns = ("method", "accuracy", "loss", "worst client", "partners", "rounds", "steps a client", "MB sent")
     lines = [
-        "| method | accuracy | loss | worst client | partners | rounds | steps a client | MB sent |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in ordered:
-        partners = "" if row["effective_partners"] is None else f"{row['effective_partners']:.1f}"
-        lines.append(
-            f"| {row['method']} | {_pm(row['accuracy'], row['accuracy_spread'])} "
-            f"| {_pm(row['loss'], row['loss_spread'])} | {_share(row['accuracy_worst'])} | {partners} "
-            f"| {row['rounds']:,.0f} | {row['steps_per_client']:,.0f} | {row['mb_sent']:,.1f} |"
+        (
+            row["method"],
+            _with_spread(row["accuracy"], row["accuracy_spread"]),
+            _with_spread(row["loss"], row["loss_spread"]),
+            _share(row["accuracy_worst"]),
+            "" if row["effective_partners"] is None else f"{row['effective_partners']:.1f}",
+            f"{row['rounds']:,.0f}",
+            f"{row['steps_per_client']:,.0f}",
+            f"{row['mb_sent']:,.1f}",
         )
-    return "\n".join(lines) + "\n"
-
-
-def spread_of(summary: Summary, method: str) -> Summary:
-    """The part of an aggregate that says how a method's figures spread over seeds; empty for a single run."""
-    spread = summary.get("spread", {})
-    return spread if method == summary["algorithm"] else spread.get("baselines", {}).get(method, {})
+        for row in sorted(rows, key=lambda row: -or_lowest(row["accuracy"]))
+    ]
+    return markdown(Grid(columns, lines))
 
 
 # Texts
 
 
-def _runs(summary: Summary) -> str:
-    if "seeds" not in summary:
-        return f"seed {summary.get('seed', '-')}: test accuracy (± over clients)"
-    return f"seeds {', '.join(map(str, summary['seeds']))}: mean test accuracy (± over seeds)"
+def _partners(alpha: Mixing | None) -> str:
+    return "-" if alpha is None or is_blank(alpha.effective_partners) else f"{alpha.effective_partners:.1f}"
 
 
-def _with_spread(summary: Summary, name: str) -> str:
-    accuracy = methods_of(summary)[name]["accuracy"]
-    return _pm(accuracy["mean"], _spread_over_seeds(summary, name) if "seeds" in summary else accuracy.get("std"))
-
-
-def _spread_over_seeds(summary: Summary, name: str) -> float | None:
-    return spread_of(summary, name).get("accuracy", {}).get("mean")
-
-
-def _partners(alpha: Summary | None) -> str:
-    found = None if alpha is None else alpha.get("effective_partners")
-    return "-" if missing(found) else f"{found:.1f}"
-
-
-def _mb(cost: Summary) -> str:
-    mb = (cost["bytes_down"] + cost["bytes_up"]) / MB
-    return f"{mb:,.1f}" if mb < 100 else f"{mb:,.0f}"
-
-
-def _pm(value: float | None, spread: float | None) -> str:
-    return _share(value) if missing(value) or missing(spread) else f"{_share(value)} ± {spread:.3f}"
+def _with_spread(value: float | None, spread: float | None) -> str:
+    return _share(value) if is_blank(value) or is_blank(spread) else f"{_share(value)} ± {spread:.3f}"
 
 
 def _share(value: float | None) -> str:
-    return "-" if missing(value) else f"{value:.3f}"
-
-
-def _known(value: float | None) -> float:
-    return float("-inf") if missing(value) else value
+    return "-" if is_blank(value) else f"{value:.3f}"

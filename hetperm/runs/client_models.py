@@ -146,7 +146,7 @@ def _file(folder: str | Path, i: int, kind: str) -> Path:
 
 def _line(key: str, value: Any) -> str:
     try:
-        return json.dumps(None if files.missing(value) else value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(None if files.is_blank(value) else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{key} of a manifest must be finite numbers, texts, lists or tables ({error})") from None
 

@@ -372,6 +372,7 @@ def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
             ("client_steps", "local steps per client", len(results[0].clients)),
             ("bytes", "MB sent", 2**20),
         ],
+        strong=Summary.from_json(results[0].summary).mixing,
         title=_title(results[0].summary),
     )
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from hetperm.report.contents import is_blank
 
 try:
     import fcntl
@@ -152,25 +153,8 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: "" if missing(value) else value for key, value in row.items()} for row in rows)
+    writer.writerows({key: "" if is_blank(value) else value for key, value in row.items()} for row in rows)
     write(path, text.getvalue())
-
-
-def read_csv(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file that `write_csv` wrote: numbers as numbers, None where there is none, tiers as texts."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [{key: _value(key, text) for key, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _value(key: str, text: str) -> Any:
-    if key == "tier":  # a name, also if it is made of digits
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text or None
 
 
 def write_alpha(folder: Path, alpha: Any) -> None:
@@ -183,40 +167,10 @@ def write_alpha(folder: Path, alpha: Any) -> None:
     write(folder / "alpha.npz", lambda file: sparse.save_npz(file, alpha))
 
 
-def mean_and_spread(summaries: Sequence[Any]) -> tuple[Any, Any]:
-    """(mean, standard deviation over the runs) of every number of summaries that are built alike.
-
-    What is no number stays if all summaries agree on it, and is None otherwise; a single run has no spread.
-
-    Example:
-        >>> mean_and_spread([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "x"}])
-        ({'a': 2.0, 'b': 'x'}, {'a': 1.4142135623730951})
-    """
-    first = summaries[0]
-    if isinstance(first, Mapping):
-        pairs = {key: mean_and_spread([each[key] for each in summaries]) for key in first}
-        mean = {key: pair[0] for key, pair in pairs.items()}
-        return mean, {key: pair[1] for key, pair in pairs.items() if pair[1] is not None}
-    if all([_is_number(each) for each in summaries]):
-        values = np.array(summaries, dtype=float)
-        spread = float(values.std(ddof=1)) if len(values) > 1 else None
-        return (first if len(set(summaries)) == 1 else float(values.mean())), spread
-    return (first if all([each == first for each in summaries]) else None), None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def missing(value: Any) -> bool:
-    """Whether there is nothing to show: None, or a float that is not finite."""
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
-
-
 def _strict(value: Any) -> Any:
     """`value` with None for numbers that JSON has no word for."""
     if isinstance(value, Mapping):
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [_strict(item) for item in value]
-    return None if missing(value) else value
+    return None if is_blank(value) else value

@@ -58,18 +58,19 @@ def reproduce(experiment: str, args: Sequence[str]) -> None:
     )
     config = _with_flags(base, args, prog=f"hetperm reproduce {experiment}")
     from hetperm.report import pictures, tables
+    from hetperm.report.contents import Summary
     from hetperm.runs import experiment as running
     from hetperm.runs import files
 
     methods = (config.algorithm, *config.baselines)
     with cli.progress(methods, epochs=config.epochs, runs=len(config.seeds), quiet=config.quiet) as on_epoch:
         summary, results = running.sweep(config, on_epoch=on_epoch)
-    folder, rows = results[0].folder.parent, tables.results_rows(summary)
+    folder, rows = results[0].folder.parent, tables.results_rows(Summary.from_json(summary))
     seeds = ", ".join(map(str, config.seeds))
     about = f"{results[0].setting.description}; {config.num_clients} clients, {config.epochs} epochs, seeds {seeds}"
     files.write_csv(folder / "table.csv", rows)
     files.write(
-        folder / "table.md", f"`{command()}`\n\n{about}; ± is the spread over seeds.\n\n{tables.markdown(rows)}"
+        folder / "table.md", f"`{command()}`\n\n{about}; ± is the spread over seeds.\n\n{tables.results_markdown(rows)}"
     )
     figure = pictures.curves(
         running.histories(results),
@@ -78,9 +79,10 @@ def reproduce(experiment: str, args: Sequence[str]) -> None:
             ("client_steps", "local steps per client", config.num_clients),
             ("rounds", "rounds of communication", 1),
         ],
+        strong=Summary.from_json(summary).mixing,
         title=f"{experiment}: {config.num_clients} clients, {len(config.seeds)} seeds",
     )
-    pictures.save(figure, folder / "figure.png")
+    files.write(folder / "figure.png", pictures.png(figure))
     cli.show(summary, results)
     cli.say(f"written to {folder}: figure.png, table.md, table.csv")
 

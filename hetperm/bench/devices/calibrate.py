@@ -13,9 +13,8 @@ from hetperm.bench.devices.limits import MB
 from hetperm.bench.devices.measure import training, watched
 from hetperm.cli import main as cli
 from hetperm.profile import Profile, Tier
-from hetperm.report import grid as grids
 from hetperm.report import tables
-from hetperm.report.grid import Grid
+from hetperm.report.grid import Grid, markdown
 from hetperm.runs.setting import one_thread
 
 FIVE = Profile("five", "", tuple(Tier(f"1/{k}", 1, 1 / k) for k in (1, 2, 4, 8, 16)))
@@ -61,7 +60,7 @@ def main() -> None:
         for name, width, a, b in found
     ]
     heads = ["model and input", "width", "predicted MB", "measured MB", "difference", "relative"]
-    print(grids.markdown(Grid(heads, rows)), end="")
+    print(markdown(Grid(heads, rows)), end="")
     far = [f"{name} at {tables.width_text(width)}" for name, width, a, b in found if not near(a, b)]
     print(f"further off than 15 % and 4 MB: {', '.join(far) or 'none'} of {len(found)}")
     sys.exit(1 if far else 0)

@@ -237,9 +237,9 @@ def passed(result: dict[str, Any]) -> bool:
 
 def _print(result: dict[str, Any]) -> None:
     from hetperm.bench.devices import show
-    from hetperm.report import grid as grids
+    from hetperm.report.grid import terminal
 
-    cli.say(grids.terminal(show.grid(result["tiers"], title=title(result))))
+    cli.say(terminal(show.grid(result["tiers"], title=title(result))))
     for line in show.sentences(result):
         cli.say(line)
 
@@ -253,15 +253,16 @@ def title(result: dict[str, Any]) -> str:
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Nothing; the files of the benchmark are in the folder."""
     from hetperm.bench.devices import show
-    from hetperm.report import html, pictures
+    from hetperm.report import page, pictures
     from hetperm.runs import files
 
     curves = result.get("curves", [])
     files.write_csv(folder / "resources.csv", result["tiers"])
     files.write_json(folder / "resources.json", result | {"title": title(result), "lines": show.sentences(result)})
-    pictures.save(show.picture(result["tiers"], curves, title=title(result)), folder / "resources.png")
+    drawn = show.picture(result["tiers"], curves, title=title(result))
+    files.write(folder / "resources.png", pictures.png(drawn))
     if curves:
         files.write_csv(folder / "time_to_accuracy.csv", curves)
         drawn = show.curve_picture(curves, title=f"{result['model']} on {result['capacity_profile']}, simulated clock")
-        pictures.save(drawn, folder / "time_to_accuracy.png")
-    html.write(folder)
+        files.write(folder / "time_to_accuracy.png", pictures.png(drawn))
+    files.write(folder / page.NAME, page.render(folder))

@@ -7,10 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hetperm.bench.devices.limits import MB
-from hetperm.report import grid as grids
 from hetperm.report import pictures, tables
-from hetperm.report.grid import Grid
-from hetperm.runs.files import missing
+from hetperm.report.contents import is_blank
+from hetperm.report.grid import Grid, transposed
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -39,9 +38,9 @@ def grid(rows: Rows, *, title: str = "") -> Grid:
     """The table, a column for every tier; the next larger width is named with how it ended."""
     lines = []
     for row in rows:
-        above = "-" if missing(row["wider"]) else f"{tables.width_text(row['wider'])} {row['above'] or 'not run'}"
+        above = "-" if is_blank(row["wider"]) else f"{tables.width_text(row['wider'])} {row['above'] or 'not run'}"
         lines.append([tables.cell(key, above if key == "above" else row[key]) for key in LINES])
-    return grids.transposed(Grid(list(LINES.values()), lines, title=title))
+    return transposed(Grid(list(LINES.values()), lines, title=title))
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
@@ -103,7 +102,7 @@ def picture(rows: Rows, curves: Rows, *, title: str) -> Figure:
     for method in dict.fromkeys(row["method"] for row in curves):
         last = [row for row in curves if row["method"] == method][-1]
         found = [last.get(f"accuracy_{row['tier']}") for row in rows]
-        at = [k for k, value in enumerate(found) if not missing(value)]
+        at = [k for k, value in enumerate(found) if not is_blank(value)]
         colour = pictures.COLOURS.get(method)
         accuracy.plot(width[at], [found[k] for k in at], "o-", color=colour, label=method)
     accuracy.set(ylabel="test accuracy, mean over the tier's clients")
@@ -129,7 +128,7 @@ def picture(rows: Rows, curves: Rows, *, title: str) -> Figure:
 def _budgets(axes, rows: Rows, key: str, label: str) -> None:
     """Nothing; each tier's budget is a bar across its width."""
     for row in rows:
-        if not missing(row.get(key)):
+        if not is_blank(row.get(key)):
             axes.hlines(row[key], row["width"] / 1.35, row["width"] * 1.35, colors="#CC79A7", linewidth=3, label=label)
             axes.annotate(f"{row[key]:g}", (row["width"] * 1.38, row[key]), size=8, color="#CC79A7", va="center")
             label = None
@@ -145,5 +144,6 @@ def curve_picture(curves: Rows, *, title: str) -> Figure:
         runs,
         figures=[("accuracy_mean", "test accuracy, mean over clients")],
         against=[("seconds", "simulated seconds", 1), ("sent", "MB sent, down and up", MB)],
+        strong=list(runs)[:1],  # the algorithm; its rivals follow
         title=title,
     )

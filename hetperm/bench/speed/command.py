@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> None:
     folder.write(flags.out / "table.md", output.tables(results))
     figure = output.picture(results)
     if figure:
-        pictures.save(figure, flags.out / "speed.png")
+        folder.write(flags.out / "speed.png", pictures.png(figure))
     say(output.tables(results))
     say(f"written to {flags.out}: results.json, table.md{', speed.png' * bool(figure)}")
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hetperm.report.grid import Grid, markdown
+
 Results = Mapping[str, Any]
 
 
@@ -18,17 +20,12 @@ def tables(results: Results) -> str:
         f"{results['taken']}. Wall seconds; a ratio is the median of {results['runs']} runs, followed by the smallest "
         "and the largest.",
     ]
-    for title, header, rows in _tables(results):
-        lines += ["", f"**{title}**", "", _line(header), _line(["---"] * len(header)), *map(_line, rows)]
-    return "\n".join(lines) + "\n"
+    parts = [f"\n**{grid.title}**\n\n{markdown(grid, words=words)}" for grid, words in _tables(results)]
+    return "\n".join(lines) + "\n" + "".join(parts)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _tables(results: Results) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
-    """(title, header, rows) of the parts that were run."""
+def _tables(results: Results) -> Iterator[tuple[Grid, int]]:
+    """The table of each part that was run, and how many of its columns hold words."""
     if "workloads" in results:
         rows = [
             [*_what(name, row), _s(row["bare_seconds"]), _s(row["round_seconds"]), _spread(row, "ratio_to_bare")]
@@ -37,7 +34,7 @@ def _tables(results: Results) -> Iterator[tuple[str, Sequence[str], list[list[st
             for name, row in results["workloads"].items()
         ]
         header = ("", "model", "size", "engine", "cores", "bare loop, s", "FedAvg round, s", "times faster")
-        yield "A FedAvg round against a bare torch loop of the same steps on one core", header, rows
+        yield Grid(header, rows, title="A FedAvg round against a bare torch loop of the same steps on one core"), 4
     if "peers" in results:
         rows = []
         for name, peer in results["peers"].items():
@@ -50,14 +47,14 @@ def _tables(results: Results) -> Iterator[tuple[str, Sequence[str], list[list[st
                     seconds = [_s(row["bare_seconds"]), _s(row["round_seconds"])]
                     rows.append([name, workload, *seconds, _spread(row, "ratio_to_bare")])
         header = ("peer", "workload", "bare loop, s", "its round, s", "times faster than bare")
-        yield "The same rounds by other frameworks, one core", header, rows
+        yield Grid(header, rows, title="The same rounds by other frameworks, one core"), 2
     if "perm_rounds" in results:
         rows = [
             [*_what(name, row), _s(row["fedavg_seconds"]), _s(row["visits_seconds"]), _spread(row, "ratio_to_fedavg")]
             for name, row in results["perm_rounds"].items()
         ]
         header = ("", "model", "size", "engine", "cores", "FedAvg round, s", "round of visits, s", "visits / FedAvg")
-        yield "A round of PERM's visits against a FedAvg round of as many steps", header, rows
+        yield Grid(header, rows, title="A round of PERM's visits against a FedAvg round of as many steps"), 4
     if "epochs" in results:
         rows = [
             [
@@ -74,12 +71,14 @@ def _tables(results: Results) -> Iterator[tuple[str, Sequence[str], list[list[st
             for row in results["epochs"].values()
         ]
         header = ("data", "clients", "engine", "cores", "visits", "literal epoch, s", "PERM epoch, s", "times faster")
-        yield "A PERM epoch against the paper's literal one; alpha excluded", (*header, "accuracy / literal"), rows
+        title = "A PERM epoch against the paper's literal one; alpha excluded"
+        yield Grid((*header, "accuracy / literal"), rows, title=title), 3
     if "alpha" in results:
         row = results["alpha"]
         figures = [_s(row["alpha_seconds"]), _s(row["visits_seconds"]), _spread(row, "share_of_epoch", "shares")]
         header = ("data", "clients", "K", "estimate, s", "visits, s", "share of the epoch")
-        yield "What alpha costs", header, [[row["about"], row["size"], str(row["local_steps"]), *figures]]
+        rows = [[row["about"], row["size"], str(row["local_steps"]), *figures]]
+        yield Grid(header, rows, title="What alpha costs"), 2
     if "scaling" in results:
         rows = [
             [
@@ -95,7 +94,8 @@ def _tables(results: Results) -> Iterator[tuple[str, Sequence[str], list[list[st
             for row in results["scaling"]
         ]
         header = ("clients", "engine", "partners", "epoch, s", "peak, MB", "above imports, MB", "models, MB", "alpha")
-        yield "An epoch of more and more clients in groups of ten (MLP, one core, a process each)", header, rows
+        title = "An epoch of more and more clients in groups of ten (MLP, one core, a process each)"
+        yield Grid(header, rows, title=title), 2
 
 
 def _what(name: str, row: Mapping[str, Any]) -> list[str]:
