@@ -1,17 +1,17 @@
 """The methods by name, and what each needs to know: from the configuration, its own table, and defaults."""
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from hetperm.advice import did_you_mean
 from hetperm.algorithms import apfl, fedavg, ifca, local_only, perfedavg, perm, pfedme
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.budget import FineTuneOptions, RivalOptions
 from hetperm.algorithms.partial_training import partial_training, partial_training_ft
-from hetperm.config import CHECKS, Config
+from hetperm.config import FIELDS, Config, check_field
 
 Maker = Callable[..., Algorithm]  # (clients, engine, start, options), and parts if models may differ in size
 
@@ -74,11 +74,10 @@ def check(config: Config) -> None:
 def _checked(method: str, name: str, value: Any, kind: type) -> Any:
     types = {each.name: each.type for each in fields(kind) if each.name not in OF_THE_RUN}
     if name not in types:
-        close = difflib.get_close_matches(name, types, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(types)}"
+        advice = did_you_mean(name, types, f"it takes {', '.join(types)}")
         raise ValueError(f"[{method}]: unknown key {name!r}; {advice}")
-    if name in CHECKS:
-        return CHECKS[name](f"[{method}]: {name}", value)
+    if name in FIELDS:
+        return check_field(name, value, f"[{method}]: {name}")
     good, wanted = _KINDS[types[name]]
     if not good(value):
         raise ValueError(f"[{method}]: {name} is {value!r}; it must be {wanted}")
