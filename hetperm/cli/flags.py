@@ -7,6 +7,7 @@ import argparse
 import ast
 import inspect
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,7 @@ class FlagParser(argparse.ArgumentParser):
             prog=prog,
             usage="%(prog)s [FLAGS]",
             description=_paragraph(kind.__doc__),
+            formatter_class=_Help,
             add_help=False,  # which defaults it shows may depend on the flags, so they are read first
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,  # only what was given is returned
@@ -71,7 +73,7 @@ class FlagParser(argparse.ArgumentParser):
     def read(self, args: Sequence[str]) -> dict[str, Any]:
         """Field -> value, of the flags that were given; a `UsageError` if they make no sense."""
         try:
-            given, rest = self.parse_known_args([_with_dashes(arg) for arg in args])
+            given, rest = self.parse_known_args(_words(args))
         except argparse.ArgumentError as error:
             # Our readers raise errors of their own. What is left to argparse: a value that is missing, or, for a
             # switch, which goes by two names (--quiet/--no-quiet), one too many.
@@ -90,6 +92,13 @@ class FlagParser(argparse.ArgumentParser):
         """Print the help and exit."""
         self.print_help()
         sys.exit(0)
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that breaks no word at its hyphens: they are names, such as heterofl-ft."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def flag_of(name: str) -> str:
@@ -187,10 +196,32 @@ def _shown(value: Any, hint: Any) -> str:
     return ("," if COMMAS in notes else " ").join(map(str, value)) or "none"
 
 
-def _with_dashes(arg: str) -> str:
-    """The word, if it is a flag with underscores where our flags have dashes: as in a configuration's file."""
-    flag, equals, value = arg.partition("=")
-    return f"{flag.replace('_', '-')}{equals}{value}" if flag.startswith("--") else arg
+def _words(args: Sequence[str]) -> list[str]:
+    """The arguments as argparse should see them.
+
+    Example:
+        >>> _words(["--local_steps=3", "--vc-weight", "-1e-3", "a_b"])
+        ['--local-steps=3', '--vc-weight=-1e-3', 'a_b']
+    """
+    words: list[str] = []
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if flag.startswith("--"):
+            words.append(f"{flag.replace('_', '-')}{equals}{value}")  # fields have underscores, and so may flags
+        elif _is_negative(arg) and words and words[-1].startswith("--"):
+            words[-1] += f"={arg}"  # argparse would take -1e-3 for a flag
+        else:
+            words.append(arg)
+    return words
+
+
+def _is_negative(word: str) -> bool:
+    """Whether a word is a number with a minus, such as -1e-3 or -inf."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return word.startswith("-")
 
 
 def _paragraph(text: str) -> str:
