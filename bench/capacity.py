@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from hetperm import mixing
-from hetperm.cli.main import parse, say, script
+from hetperm.cli.console import say
+from hetperm.cli.flags import parse
+from hetperm.cli.main import script
 from hetperm.config import Config
 from hetperm.engine import Sequential
 from hetperm.runs.setting import Setting, one_thread, prepare
@@ -58,13 +60,13 @@ def same(labels) -> Tensor:
 
 
 def compare(setting: Setting, rounds: int) -> None:
-    """Nothing; the figures of one setting are printed."""
+    """Print the figures of one setting."""
     config, clients, parts = setting.config, setting.clients, setting.parts
     engine, w = Sequential(clients, setting.shop), setting.start
-    how = {"seed": config.seed, "local_steps": 5, "batch_size": 32, "lr": config.global_lr, "parts": parts}
+    training = {"seed": config.seed, "local_steps": 5, "batch_size": 32, "lr": config.global_lr, "parts": parts}
     for done in (0, rounds):
         for r in range(done):
-            w, _ = local_sgd_round(w, clients, engine, r=r, **how)
+            w, _ = local_sgd_round(w, clients, engine, r=r, **training)
         for kind in ("probe", "masked"):
             zeta, q, n, _ = reported(
                 w, clients, engine, seed=config.seed, r=0, noise_batches=8, parts=parts, compare=kind
@@ -91,8 +93,8 @@ def _by_tier(setting: Setting, alpha: Tensor) -> str:
 
 
 def main(args) -> None:
-    """Nothing; every partition and seed is compared."""
-    flags = parse(Flags, args, prog="bench/capacity.py", default=Flags())
+    """Compare every partition and seed."""
+    flags = parse(Flags, args, prog="bench/capacity.py")
     with one_thread():
         for partition in flags.partitions:
             for seed in flags.seeds:

@@ -1,16 +1,16 @@
 """The methods by name, and what each needs to know: from the configuration, its own table, and defaults."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from hetperm.advice import did_you_mean
 from hetperm.algorithms import apfl, ifca, partial_training, perfedavg, perm, pfedme
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.local_only import local_only
 from hetperm.algorithms.steps import RivalOptions
-from hetperm.config import CHECKS, Config
+from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 
@@ -116,11 +116,10 @@ def _checked(method: str, name: str, value: Any) -> Any:
     types = {leaf.name: leaf.type for leaf in _leaves(record.options)}
     types = {key: kind for key, kind in types.items() if key not in (*OF_THE_RUN, *record.fixed)}
     if name not in types:
-        close = difflib.get_close_matches(name, types, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(types)}"
+        advice = did_you_mean(name, types, f"it takes {', '.join(types)}")
         raise ValueError(f"[{method}]: unknown key {name!r}; {advice}")
-    if name in CHECKS:
-        return CHECKS[name](f"[{method}]: {name}", value)
+    if name in FIELDS:
+        return check_field(name, value, f"[{method}]: {name}")
     good, wanted = _KINDS[types[name]]
     if not good(value):
         raise ValueError(f"[{method}]: {name} is {value!r}; it must be {wanted}")

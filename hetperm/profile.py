@@ -1,21 +1,25 @@
 """Capacity profiles: tiers, shares, budgets -> the width of every client. Imports torch only where it counts costs."""
 
-import difflib
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hetperm.advice import did_you_mean
+from hetperm.config import read
 
 if TYPE_CHECKING:
     from submodels import Cost, ScalableModel
 
 SHIPPED = Path(__file__).resolve().parent / "configs" / "profiles"
 LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
+REQUIRED = ("share", "width")  # of a tier's table; its name is the table's
+OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")
+KEYS = (*REQUIRED, *OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,6 @@ class Tier:
         return {key: getattr(self, key) for key in LIMITS if getattr(self, key) is not None}
 
 
-KEYS = tuple(each.name for each in fields(Tier))[1:]  # of a tier's table; its name is the table's
-OPTIONAL = KEYS[2:]
-
-
 @dataclass(frozen=True)
 class Profile:
     """Who takes part: a name, a text that says where the numbers come from, and the tiers, the largest first."""
@@ -106,14 +106,9 @@ def load(name: str | Path) -> Profile:
         [1.0, 0.5, 0.25, 0.125, 0.0625]
     """
     path = _find(name)
+    settings = read(path, noun="a capacity profile")
     try:
-        return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text; a capacity profile is a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: is not TOML: {error}") from error
+        return _profile(path.stem, settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -123,10 +118,11 @@ def _find(name: str | Path) -> Path:
     for path in (Path(name), shipped):
         if path.is_file():
             return path
-    close = _close(str(name), names())
-    meant = f" (did you mean {close!r}?)" if close else ""
-    known = ", ".join(names())
-    raise ValueError(f"there is no capacity profile {str(name)!r}{meant}; give a TOML file, or one of {known}")
+    question = did_you_mean(name, names())
+    meant = f" ({question})" if question else ""
+    raise ValueError(
+        f"there is no capacity profile {str(name)!r}{meant}; give a TOML file, or one of {', '.join(names())}"
+    )
 
 
 def _profile(name: str, settings: Mapping[str, Any]) -> Profile:
@@ -152,17 +148,11 @@ def _tier(name: str, table: Any) -> Tier:
     return Tier(name, **table)
 
 
-def _check_keys(table: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_keys(table: Mapping[str, Any], valid_keys: Sequence[str]) -> None:
     for key in table:
-        if key not in known:
-            close = _close(key, known)
-            raise ValueError(
-                f"unknown key {key!r}; " + (f"did you mean {close!r}?" if close else f"known are {', '.join(known)}")
-            )
-
-
-def _close(word: str, known: Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+        if key not in valid_keys:
+            advice = did_you_mean(key, valid_keys, f"known are {', '.join(valid_keys)}")
+            raise ValueError(f"unknown key {key!r}; {advice}")
 
 
 def _positive(value: object) -> bool:
@@ -228,7 +218,7 @@ def assign(
     for i in torch.randperm(num_clients, generator=generator_for(seed, "tiers")).tolist():
         members.setdefault(labels[i], []).append(i)
     tiers = [0] * num_clients
-    for clients, counts in zip(members.values(), _crossed([len(each) for each in members.values()], totals)):
+    for clients, counts in zip(members.values(), _crossed([len(group) for group in members.values()], totals)):
         for i, t in zip(clients, (t for t, count in enumerate(counts) for _ in range(count))):
             tiers[i] = t
     return tuple(tiers)
@@ -263,8 +253,8 @@ def _crossed(sizes: Sequence[int], totals: Sequence[int]) -> list[list[int]]:
 
     for g, size in enumerate(sizes):
         for _ in range(size - sum(table[g])):
-            found = round_up(g, set())
-            assert found
+            rounded = round_up(g, set())
+            assert rounded  # Bacharach: there is always a way
     return [[count + (g in up[t]) for t, count in enumerate(row)] for g, row in enumerate(table)]
 
 

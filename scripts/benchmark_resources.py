@@ -1,7 +1,7 @@
-"""Does every tier of a capacity profile bear its share of a model? The same as `hetperm bench resources`."""
+"""Does the model fit each device tier of a capacity profile? The same as `hetperm bench resources`."""
 
-from hetperm.bench.devices.command import main
 from hetperm.cli.main import script
+from hetperm.cli.resources import main
 
 if __name__ == "__main__":
     script(main)

@@ -3,17 +3,16 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
 
 from hetperm.algorithms.perm import two_stage
-from hetperm.bench.speed import command, epochs, peers, rounds, scaling, timing
+from hetperm.bench.speed import epochs, options, output, peers, rounds, run, scaling, timing
 from hetperm.bench.speed.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
-from hetperm.cli import main as cli
+from hetperm.cli.bench import main
+from hetperm.cli.main import guarded
 from hetperm.engine import Sequential, engine_for
 from hetperm.methods import options_for
 from hetperm.randomness import generator_for
@@ -212,10 +211,15 @@ def test_cores_and_threads_are_given_back():
 # The command
 
 
+def test_every_part_has_something_to_run_and_a_table():
+    assert tuple(run.MEASURES) == tuple(output.TABLES) == options.PARTS
+    assert tuple(WORKLOADS) == options.WORKLOADS
+
+
 def test_a_quick_run_writes_the_ratio_of_every_workload(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "LEAST", 0.0)
     words = ["--quick", "--workloads", "W1,W2", "--parts", "workloads,perm_rounds"]
-    command.main([*words, "--out", str(tmp_path / "bench")])
+    main([*words, "--out", str(tmp_path / "bench")])
     results = json.loads((tmp_path / "bench" / "results.json").read_text())
     assert results["command"] == "hetperm bench " + " ".join([*words, "--out", "bench"])
     assert results["workloads"].keys() == results["perm_rounds"].keys() == {"W1", "W2"}
@@ -229,7 +233,7 @@ def test_a_quick_run_writes_the_ratio_of_every_workload(tmp_path, capsys, monkey
 
 @pytest.mark.slow
 def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path):
-    command.main(["--quick", "--parts", "epochs,alpha,scaling", "--out", str(tmp_path)])
+    main(["--quick", "--parts", "epochs,alpha,scaling", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["epochs"].keys() == set(epochs.PARTITIONS)
     for row in results["epochs"].values():
@@ -278,7 +282,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[words for words, _ in WRONG])
 def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
-    assert cli.guarded(cli.bench, words.split()) == 2
+    assert guarded(main, words.split()) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith(f"error: {sentence}")
@@ -287,11 +291,6 @@ def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
 def test_data_that_are_not_there_and_folders_that_cannot_be_made_end_the_run_at_once(tmp_path, capsys):
     (tmp_path / "file").touch()
     for words in (["--data-dir", str(tmp_path), "--out", str(tmp_path)], ["--out", str(tmp_path / "file")]):
-        assert cli.guarded(cli.bench, words) == 2
+        assert guarded(main, words) == 2
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
-
-
-def test_help_needs_no_torch():
-    code = "import sys; from hetperm.bench.speed import command; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,4 +1,4 @@
-"""Whole runs with clients of different sizes: what they leave behind, every method and option, and what is refused."""
+"""Whole runs with clients of different sizes: what they leave behind, every method and option."""
 
 import copy
 import csv
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from hetperm import Client, Config, fit, load_client, run
-from hetperm.cli import main as cli
 from hetperm.config import ALGORITHMS
 from hetperm.device import bench as local
 from hetperm.engine import Sequential
@@ -405,101 +404,3 @@ def test_models_of_words_can_be_loaded(tmp_path):
     result = fit(model, clients, Config(epochs=1, warmup_rounds=0, baselines=(), out=tmp_path / "run"))
     for i in range(2):
         assert same_models(load_client(result.folder, i, model=model), result.model(i))
-
-
-# What cannot be run
-
-
-def profile(share: object = 1, width: object = 0.5, train_mb: object = 1) -> str:
-    lines = f"[tiers.large]\nshare = 1\nwidth = 1.0\ntrain_mb = 1000\n\n[tiers.small]\nshare = {share}\n"
-    return lines + f"width = {width}\ntrain_mb = {train_mb}\n"
-
-
-PROFILES = [
-    (profile(share=0), "tier 'small': share is 0; it must be a number above 0; leave out a tier that nobody is in"),
-    (profile(share=-1), "tier 'small': share is -1; it must be a number above 0; leave out a tier that nobody is in"),
-    (profile(share="'many'"), "tier 'small': share is 'many'; it must be a number above 0"),
-    (profile(width=0), "tier 'small': width is 0; it must be a number above 0 and up to 1"),
-    (profile(train_mb=0), "tier 'small': train_mb is 0; it must be a number above 0"),
-    ("[tiers.small]\nshare = 1\nwidht = 1", "tier 'small': unknown key 'widht'; did you mean 'width'?"),
-    ("", "there are no tiers; write a table [tiers.NAME] with share and width for each"),
-    ("[tiers", "is not TOML"),
-]
-
-
-@pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """flags -> the one line that was said, with status 2 and nothing written."""
-    monkeypatch.chdir(tmp_path)
-
-    def said(*words: object) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        assert cli.guarded(cli.train, ["--num-clients", "6", *map(str, words)]) == 2
-        found = capsys.readouterr()
-        assert found.out == ""
-        assert found.err.startswith("error: ")
-        assert found.err.count("\n") == 1
-        assert sorted(tmp_path.rglob("*")) == before
-        return found.err.removeprefix("error: ").rstrip("\n")
-
-    return said
-
-
-@pytest.mark.parametrize(("text", "sentence"), PROFILES, ids=[sentence[:40] for _, sentence in PROFILES])
-def test_a_profile_that_makes_no_sense_is_refused_with_its_file(text, sentence, refused, tmp_path):
-    (tmp_path / "mine.toml").write_text(text)
-    said = refused("--capacity-profile", "mine.toml")
-    assert said.startswith("mine.toml: ")
-    assert sentence in said
-
-
-def test_a_tier_that_no_width_fits_is_refused_with_the_smallest_need(refused, tmp_path):
-    (tmp_path / "mine.toml").write_text(profile(train_mb=0.001))
-    said = refused("--capacity-profile", "mine.toml", "--widths-from", "budget")
-    assert said.startswith("profile 'mine': tier 'small': ")
-    assert "train_mb=0.001" in said
-    assert "raise train_mb to" in said
-
-
-def test_a_tier_without_a_budget_has_no_width_to_solve(refused):
-    said = refused("--capacity-profile", "homogeneous", "--widths-from", "budget")
-    assert said.startswith("profile 'homogeneous': tier 'full' has no budget to solve its width from; give it one of ")
-
-
-WRONG = [
-    (
-        "--capacity-profile phones",
-        "there is no capacity profile 'phones'; give a TOML file, or one of cross-silo, edge-cluster, homogeneous, "
-        "iot, mobile, mobile-ram, uniform5",
-    ),
-    ("--num-clients 0", "num_clients is 0; it must be a whole number of at least 1"),
-    ("--model logistic", "a model that cannot be cut needs --capacity-profile homogeneous"),
-    (
-        "--model logistic --widths-from budget",
-        "a model that cannot be cut needs --capacity-profile homogeneous --widths-from profile",
-    ),
-    ("--server-mix alpha --nested random", "set nested to 'static' or 'skip', or server_mix to 'none'"),
-    ("--server-mix alpha --nested rolling", "set nested to 'static' or 'skip', or server_mix to 'none'"),
-    ("--engine sequential --workers 2", "has one worker and workers is 2; use engine 'threads' or 'auto'"),
-    ("--vc-weight -1", "vc_weight is -1.0; it must be a number of at least 0, or 'raw', the paper's"),
-    ("--vc-weight rw", "--vc-weight: 'rw' is not one of FLOAT|{raw}; see --help"),
-    (
-        "--extraction statik",
-        "--extraction: 'statik' is not one of 'static', 'random', 'rolling'; did you mean 'static'?",
-    ),
-    ("--nested skp", "--nested: 'skp' is not one of 'static', 'random', 'rolling', 'skip'; did you mean 'skip'?"),
-    ("--discrepancy prob", "--discrepancy: 'prob' is not one of 'probe', 'masked'; did you mean 'probe'?"),
-    ("--widths-from bugdet", "--widths-from: 'bugdet' is not one of 'profile', 'budget'; did you mean 'budget'?"),
-    ("--baselines local,heterofl-tf", "unknown algorithm 'heterofl-tf'; did you mean 'heterofl-ft'?"),
-    ("--capacity-profil mobile", "unknown flag --capacity-profil; did you mean --capacity-profile?"),
-    ("--inplace-kd -0.5", "inplace_kd is -0.5; it must be a number of at least 0"),
-    ("--model resnet18-cifr", "unknown model 'resnet18-cifr'; did you mean "),
-]
-
-
-@pytest.mark.parametrize(("words", "sentence"), WRONG, ids=[words for words, _ in WRONG])
-def test_what_cannot_be_run_is_one_line_and_nothing_is_written(words, sentence, refused):
-    said = refused(*words.split())
-    assert sentence in said
-    if words == "--model logistic":
-        assert said.endswith(sentence)  # the remedy, and no other

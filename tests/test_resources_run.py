@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hetperm.bench.devices import benchmark, command, device, measure
+from hetperm.bench.devices import benchmark, device, limits, measure
 from hetperm.bench.devices.device import Devices, Exceeded
 from hetperm.bench.devices.limited import Limited
 from hetperm.bench.devices.limits import MB, DataLimit, choose
-from hetperm.cli import main as cli
+from hetperm.cli.main import guarded
+from hetperm.cli.resources import main
 from hetperm.client import Client
 from hetperm.device.bench import Workshop, sgd_update
 from hetperm.engine import Sequential, Task
@@ -190,7 +191,7 @@ def bench(devices, tmp_path, monkeypatch, capsys):
         out = tmp_path / "out"
         flags = ["--capacity-profile", str(tmp_path / "mine.toml"), "--model", "cnn"]
         try:
-            status = cli.guarded(command.main, [*flags, "--out", str(out), *words])
+            status = guarded(main, [*flags, "--out", str(out), *words])
         except SystemExit as stop:
             status = stop.code
         return (status, *capsys.readouterr(), out)
@@ -244,7 +245,7 @@ def test_without_limits_nothing_is_decided(bench):
 WRONG = [
     ("--input 3x32", "input is '3x32'; it must be channels x height x width, such as 3x32x32"),
     ("--batch-size 0", "batch_size is 0; it must be a whole number of at least 1"),
-    ("--device-mb -1", "device_mb is -1; it must be a number above 0"),
+    ("--device-mb -1", "device_mb is -1.0; it must be a number above 0"),
     ("--device-mb 20", "a limit of 20 MB is below what Python and torch take by themselves here, "),
     ("--capacity-profile phones", "there is no capacity profile 'phones'; give a TOML file, or one of "),
     ("--model resnet18-cifr", "unknown model 'resnet18-cifr'; did you mean "),
@@ -274,9 +275,9 @@ def test_a_model_that_fits_nowhere_is_explained(bench):
 
 def test_no_permission_for_cgroups_is_one_line_with_the_fallback(bench, monkeypatch):
     def refuse(*_):
-        raise command.limits.Unusable("no permission to make a group in /there")
+        raise limits.Unusable("no permission to make a group in /there")
 
-    monkeypatch.setattr(command.limits, "cgroup_parent", refuse)
+    monkeypatch.setattr(limits, "cgroup_parent", refuse)
     status, _, err, _ = bench("--enforce", "cgroup")
     assert (status, err.count("\n")) == (2, 1)
     assert err.endswith("no permission to make a group in /there; use --enforce rlimit, or auto\n")
@@ -291,8 +292,3 @@ def test_the_section_is_part_of_the_report_of_a_run_that_has_one(tmp_path):
     page = render(tmp_path)
     assert "<h1>perm on digits</h1>" in page
     assert "<li>limit = baseline</li>" in page
-
-
-def test_help_imports_no_torch():
-    code = "import sys\nfrom hetperm.bench.devices import command\nassert 'torch' not in sys.modules"
-    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

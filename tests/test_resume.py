@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from hetperm import Client, Config, fit, run
-from hetperm.cli import main as cli
+from hetperm.cli.main import guarded
+from hetperm.cli.train import main
 from hetperm.config import load
 from hetperm.engine import Sequential
 from hetperm.runs import experiment, files, training
@@ -80,7 +81,7 @@ def ended_alike(folder: Path, whole: Path) -> None:
 
 def train(*words: object) -> int:
     """The exit status of hetperm train."""
-    return cli.guarded(cli.train, [*map(str, words)])
+    return guarded(main, [*map(str, words)])
 
 
 def refusal(capsys, *, begun: bool = False) -> str:

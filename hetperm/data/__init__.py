@@ -5,7 +5,6 @@ scored on the whole test pool, restricted to its classes and passed through its 
 data are made of the validation pool in the same way. Where every client is a writer, it is scored on its own images.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, synthetic
 from hetperm.data.partition import Share, divide
@@ -97,8 +97,8 @@ def _maker(name: str) -> Callable[..., Problem]:
     kind, colon, path = name.partition(":")
     if kind in DATASETS and (bool(path) if kind in WITH_PATH else not colon):
         return DATASETS[kind]
-    close = difflib.get_close_matches(kind, DATASETS, n=1)
-    advice = f"did you mean {_form(close[0], path)!r}?" if close else f"known are {', '.join(map(_form, DATASETS))}"
+    close = closest(kind, DATASETS)
+    advice = f"did you mean {_form(close, path)!r}?" if close else f"known are {', '.join(map(_form, DATASETS))}"
     raise ValueError(f"unknown dataset {name!r}; {advice}")
 
 

@@ -6,7 +6,6 @@ than chance, and everything that compares a difference with chance would be misl
 drawn apart from anything else about a client.
 """
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetperm.advice import closest
 from hetperm.randomness import seed_for
 
 
@@ -164,8 +164,8 @@ def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple
     """The rule a name stands for and its number, checked against the number of classes."""
     name, colon, text = partition.partition(":")
     if name not in PARTITIONS:
-        close = difflib.get_close_matches(name, PARTITIONS, n=1)
-        advice = f"did you mean {close[0] + colon + text!r}?" if close else f"write one of {', '.join(_forms())}"
+        close = closest(name, PARTITIONS)
+        advice = f"did you mean {close + colon + text!r}?" if close else f"write one of {', '.join(_forms())}"
         raise ValueError(f"unknown partition {partition!r}; {advice}")
     rule, letter = PARTITIONS[name]
     if letter is None:

@@ -1,7 +1,6 @@
 """How much a client's architecture can express (section 3.3 of the paper, heterogeneous models)."""
 
 import math
-
 from collections.abc import Sequence
 
 import torch

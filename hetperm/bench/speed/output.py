@@ -1,6 +1,6 @@
 """The figures of a benchmark as tables and as a picture."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from hetperm.report.grid import Grid, markdown
 
 Results = Mapping[str, Any]
+Rows = Mapping[str, Mapping[str, Any]]
 
 
 def tables(results: Results) -> str:
@@ -20,86 +21,76 @@ def tables(results: Results) -> str:
         f"{results['taken']}. Wall seconds; a ratio is the median of {results['runs']} runs, followed by the smallest "
         "and the largest.",
     ]
-    parts = [f"\n**{grid.title}**\n\n{markdown(grid, words=words)}" for grid, words in _tables(results)]
-    return "\n".join(lines) + "\n" + "".join(parts)
+    for part, (title, header, words, rows) in TABLES.items():
+        if part in results:
+            grid = Grid(header, list(rows(results[part])))
+            lines += ["", f"**{title}**", "", markdown(grid, words=words).rstrip("\n")]
+    return "\n".join(lines) + "\n"
 
 
-def _tables(results: Results) -> Iterator[tuple[Grid, int]]:
-    """The table of each part that was run, and how many of its columns hold words."""
-    if "workloads" in results:
-        rows = [
-            [*_what(name, row), _s(row["bare_seconds"]), _s(row["round_seconds"]), _spread(row, "ratio_to_bare")]
-            if "ratio_to_bare" in row
-            else [name, row["about"], row["skipped"], *[""] * 5]
-            for name, row in results["workloads"].items()
-        ]
-        header = ("", "model", "size", "engine", "cores", "bare loop, s", "FedAvg round, s", "times faster")
-        yield Grid(header, rows, title="A FedAvg round against a bare torch loop of the same steps on one core"), 4
-    if "peers" in results:
-        rows = []
-        for name, peer in results["peers"].items():
-            if "skipped" in peer:
-                rows.append([name, peer["skipped"], "", "", ""])
-            for workload, row in peer.get("workloads", {}).items():
-                if "skipped" in row:
-                    rows.append([name, f"{workload}: {row['skipped']}", "", "", ""])
-                else:
-                    seconds = [_s(row["bare_seconds"]), _s(row["round_seconds"])]
-                    rows.append([name, workload, *seconds, _spread(row, "ratio_to_bare")])
-        header = ("peer", "workload", "bare loop, s", "its round, s", "times faster than bare")
-        yield Grid(header, rows, title="The same rounds by other frameworks, one core"), 2
-    if "perm_rounds" in results:
-        rows = [
-            [*_what(name, row), _s(row["fedavg_seconds"]), _s(row["visits_seconds"]), _spread(row, "ratio_to_fedavg")]
-            for name, row in results["perm_rounds"].items()
-        ]
-        header = ("", "model", "size", "engine", "cores", "FedAvg round, s", "round of visits, s", "visits / FedAvg")
-        yield Grid(header, rows, title="A round of PERM's visits against a FedAvg round of as many steps"), 4
-    if "epochs" in results:
-        rows = [
-            [
-                row["about"],
-                row["size"],
-                row["engine"],
-                str(row["cores"]),
-                f"{row['visits']} of {row['literal_visits']}",
-                _s(row["literal_seconds"]),
-                _s(row["perm_seconds"]),
-                _spread(row, "speedup", "speedups"),
-                f"{row['accuracy']:.4f} / {row['literal_accuracy']:.4f}",
-            ]
-            for row in results["epochs"].values()
-        ]
-        header = ("data", "clients", "engine", "cores", "visits", "literal epoch, s", "PERM epoch, s", "times faster")
-        title = "A PERM epoch against the paper's literal one; alpha excluded"
-        yield Grid((*header, "accuracy / literal"), rows, title=title), 3
-    if "alpha" in results:
-        row = results["alpha"]
-        figures = [_s(row["alpha_seconds"]), _s(row["visits_seconds"]), _spread(row, "share_of_epoch", "shares")]
-        header = ("data", "clients", "K", "estimate, s", "visits, s", "share of the epoch")
-        rows = [[row["about"], row["size"], str(row["local_steps"]), *figures]]
-        yield Grid(header, rows, title="What alpha costs"), 2
-    if "scaling" in results:
-        rows = [
-            [
-                str(row["num_clients"]),
-                row["engine"],
-                f"{row['partners']:.1f}",
-                _s(row["seconds"]),
-                f"{row['peak_mb']:.0f}",
-                f"{row['peak_mb'] - row['imports_mb']:.0f}",
-                f"{row['models_mb']:.0f}",
-                row["alpha"],
-            ]
-            for row in results["scaling"]
-        ]
-        header = ("clients", "engine", "partners", "epoch, s", "peak, MB", "above imports, MB", "models, MB", "alpha")
-        title = "An epoch of more and more clients in groups of ten (MLP, one core, a process each)"
-        yield Grid(header, rows, title=title), 2
+# Rows of cells, one function for each part of the benchmark
 
 
-def _what(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [name, row["about"], row["size"], row["engine"], str(row["cores"])]
+def _workloads(rows: Rows) -> Iterator[list[str]]:
+    for name, row in rows.items():
+        if "skipped" in row:
+            yield [name, row["about"], row["skipped"], *[""] * 5]
+        else:
+            yield [*_work(name, row), *_seconds(row, "bare", "round"), _spread(row, "ratio_to_bare")]
+
+
+def _peers(rows: Rows) -> Iterator[list[str]]:
+    for name, peer in rows.items():
+        if "skipped" in peer:
+            yield [name, peer["skipped"], "", "", ""]
+        for workload, row in peer.get("workloads", {}).items():
+            if "skipped" in row:
+                yield [name, f"{workload}: {row['skipped']}", "", "", ""]
+            else:
+                yield [name, workload, *_seconds(row, "bare", "round"), _spread(row, "ratio_to_bare")]
+
+
+def _perm_rounds(rows: Rows) -> Iterator[list[str]]:
+    for name, row in rows.items():
+        yield [*_work(name, row), *_seconds(row, "fedavg", "visits"), _spread(row, "ratio_to_fedavg")]
+
+
+def _epochs(rows: Rows) -> Iterator[list[str]]:
+    for row in rows.values():
+        visits = f"{row['visits']} of {row['literal_visits']}"
+        accuracies = f"{row['accuracy']:.4f} / {row['literal_accuracy']:.4f}"
+        speedup = _spread(row, "speedup", "speedups")
+        yield [row["about"], *_size(row), visits, *_seconds(row, "literal", "perm"), speedup, accuracies]
+
+
+def _alpha(row: Mapping[str, Any]) -> Iterator[list[str]]:
+    share = _spread(row, "share_of_epoch", "shares")
+    yield [row["about"], row["size"], str(row["local_steps"]), *_seconds(row, "alpha", "visits"), share]
+
+
+def _scaling(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for row in rows:
+        memory = [row["peak_mb"], row["peak_mb"] - row["imports_mb"], row["models_mb"]]
+        yield [
+            str(row["num_clients"]),
+            row["engine"],
+            f"{row['partners']:.1f}",
+            _s(row["seconds"]),
+            *(f"{mb:.0f}" for mb in memory),
+            row["alpha"],
+        ]
+
+
+def _work(name: str, row: Mapping[str, Any]) -> list[str]:
+    return [name, row["about"], *_size(row)]
+
+
+def _size(row: Mapping[str, Any]) -> list[str]:
+    return [row["size"], row["engine"], str(row["cores"])]
+
+
+def _seconds(row: Mapping[str, Any], *sides: str) -> list[str]:
+    return [_s(row[f"{side}_seconds"]) for side in sides]
 
 
 def _s(seconds: float) -> str:
@@ -108,6 +99,50 @@ def _s(seconds: float) -> str:
 
 def _spread(row: Mapping[str, Any], ratio: str, single: str = "ratios") -> str:
     return f"{row[ratio]:.3g} ({min(row[single]):.3g} to {max(row[single]):.3g})"
+
+
+# Part of the benchmark -> title, header, how many columns hold words, and rows of its table
+TABLES: dict[str, tuple[str, Sequence[str], int, Callable[[Any], Iterator[list[str]]]]] = {
+    "workloads": (
+        "A FedAvg round against a bare torch loop of the same steps on one core",
+        ("", "model", "size", "engine", "cores", "bare loop, s", "FedAvg round, s", "times faster"),
+        4,
+        _workloads,
+    ),
+    "peers": (
+        "The same rounds by other frameworks, one core",
+        ("peer", "workload", "bare loop, s", "its round, s", "times faster than bare"),
+        2,
+        _peers,
+    ),
+    "perm_rounds": (
+        "A round of PERM's visits against a FedAvg round of as many steps",
+        ("", "model", "size", "engine", "cores", "FedAvg round, s", "round of visits, s", "visits / FedAvg"),
+        4,
+        _perm_rounds,
+    ),
+    "epochs": (
+        "A PERM epoch against the paper's literal one; alpha excluded",
+        (
+            *("data", "clients", "engine", "cores", "visits", "literal epoch, s", "PERM epoch, s", "times faster"),
+            "accuracy / literal",
+        ),
+        3,
+        _epochs,
+    ),
+    "alpha": (
+        "What alpha costs",
+        ("data", "clients", "K", "estimate, s", "visits, s", "share of the epoch"),
+        2,
+        _alpha,
+    ),
+    "scaling": (
+        "An epoch of more and more clients in groups of ten (MLP, one core, a process each)",
+        ("clients", "engine", "partners", "epoch, s", "peak, MB", "above imports, MB", "models, MB", "alpha"),
+        2,
+        _scaling,
+    ),
+}
 
 
 # The picture
@@ -125,22 +160,22 @@ def picture(results: Results) -> Figure | None:
     if not drawn:
         return None
     figure = Figure(figsize=(4.6 * len(drawn) + 0.6, 3.9), layout="constrained")
-    for axes, (draw, found) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn):
-        draw(axes, found, results)
+    for axes, (draw, figures) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn):
+        draw(axes, figures, results)
     return figure
 
 
-def _bare_bars(axes, found: Results, results: Results) -> None:
-    bars = [(name, row, OURS) for name, row in found.items() if "ratio_to_bare" in row]
-    for peer, each in results.get("peers", {}).items():
-        bars += [(f"{peer} {name}", row, THEIRS) for name, row in each.get("workloads", {}).items()]
+def _bare_bars(axes, rows: Rows, results: Results) -> None:
+    bars = [(name, row, OURS) for name, row in rows.items() if "ratio_to_bare" in row]
+    for name, peer in results.get("peers", {}).items():
+        bars += [(f"{name} {workload}", row, THEIRS) for workload, row in peer.get("workloads", {}).items()]
     bars = [(name, row, colour) for name, row, colour in bars if "ratio_to_bare" in row]
     _bars(axes, [(name, row["ratio_to_bare"], row["ratios"], colour) for name, row, colour in bars])
     axes.set(title="a FedAvg round", ylabel="times faster than a bare torch loop", yscale="log")
 
 
-def _literal_bars(axes, found: Results, results: Results) -> None:
-    _bars(axes, [(name, row["speedup"], row["speedups"], OURS) for name, row in found.items()])
+def _literal_bars(axes, rows: Rows, results: Results) -> None:
+    _bars(axes, [(name, row["speedup"], row["speedups"], OURS) for name, row in rows.items()])
     axes.set(title="a PERM epoch", ylabel="times faster than the literal epoch")
 
 
@@ -154,12 +189,12 @@ def _bars(axes, bars: Sequence[tuple[str, float, Sequence[float], str]]) -> None
     axes.margins(y=0.15)
 
 
-def _curves(axes, found: Sequence[Mapping[str, Any]], results: Results) -> None:
-    N = [row["num_clients"] for row in found]
-    axes.plot(N, [row["seconds"] for row in found], marker="o", color=OURS, label="time, s")
-    memory = [row["peak_mb"] - row["imports_mb"] for row in found]
+def _curves(axes, rows: Sequence[Mapping[str, Any]], results: Results) -> None:
+    N = [row["num_clients"] for row in rows]
+    axes.plot(N, [row["seconds"] for row in rows], marker="o", color=OURS, label="time, s")
+    memory = [row["peak_mb"] - row["imports_mb"] for row in rows]
     axes.plot(N, memory, marker="s", color=THEIRS, label="peak memory, MB")
-    axes.plot(N, [row["models_mb"] for row in found], linestyle="--", color=PALE, label="personal models, MB")
+    axes.plot(N, [row["models_mb"] for row in rows], linestyle="--", color=PALE, label="personal models, MB")
     axes.set(title="an epoch, groups of ten", xlabel="clients", xscale="log", yscale="log")
     axes.set_xticks(N, N, minor=False)
     axes.set_xticks([], minor=True)

@@ -1,0 +1,77 @@
+"""What the device benchmark measures, and how memory is limited. Imports no torch: it is read for --help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from hetperm.bench.devices import limits
+from hetperm.checks import check_fields, whole
+from hetperm.config import POSITIVE
+
+
+def image_shape(name: str, value: Any) -> str:
+    """A text such as 3x32x32."""
+    sides = value.lower().split("x")
+    if len(sides) != 3 or not all(side.isdigit() and int(side) > 0 for side in sides):
+        raise ValueError(f"{name} is {value!r}; it must be channels x height x width, such as 3x32x32")
+    return value
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure what training takes on the devices of a capacity profile, and have the operating system hold them to it.
+
+    Status 1 if a tier does not fit, or if a federated run under limits fails or gives other numbers.
+    """
+
+    capacity_profile: str = "mobile"
+    """mobile, mobile-ram, iot, edge-cluster, cross-silo, uniform5, homogeneous, or a TOML file."""
+    model: str = "resnet18-cifar"
+    """logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME."""
+    input: Annotated[str, image_shape] = "3x32x32"
+    """Channels, height and width of the images that memory and time are measured with."""
+    batch_size: Annotated[int, whole(1)] = 10
+    """Samples of a local step."""
+    local_steps: Annotated[int, whole(1)] = 5
+    """Local steps of a visit."""
+    widths_from: Literal["profile", "budget"] = "profile"
+    """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
+    enforce: limits.KINDS = "auto"
+    """How memory is limited: a cgroup for each process, RLIMIT_DATA, the first of them that there is, or not at all."""
+    device_mb: Annotated[float | None, POSITIVE] = None
+    """MB that a process may take in all, Python and torch included; None: budgets count what comes on top of that."""
+    federated: bool = True
+    """Also run hetero-PERM under the limits, for two epochs with one client a tier."""
+    curves: bool = True
+    """Also train PERM and its rivals against the simulated clock."""
+    dataset: str = "digits"
+    """Data of the federated runs: digits, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH or leaf:PATH."""
+    data_dir: Path | None = None
+    """Folder of data sets in torchvision's layout; None: data."""
+    image_size: Annotated[int | None, whole(1)] = None
+    """Side of the images that curves are trained on; None: as the data has them."""
+    num_clients: Annotated[int, whole(1)] = 8
+    """Clients of the curves."""
+    epochs: Annotated[int, whole(1)] = 4
+    """Epochs of the curves."""
+    lr: Annotated[float, POSITIVE] = 0.05
+    """Step size of all methods in the federated runs."""
+    seed: Annotated[int, whole(0)] = 0
+    """Decides all randomness of the federated runs."""
+    out: Path | None = None
+    """Folder to write to, which must not exist; None: runs/resources-PROFILE-MODEL, or with -2, ... if it is taken."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an input.
+
+        Example:
+            >>> Options(input="1x28x28").shape
+            (1, 28, 28)
+        """
+        return tuple(int(side) for side in self.input.lower().split("x"))

@@ -1,0 +1,147 @@
+"""The speed benchmark part by part, and the machine it ran on."""
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetperm.bench.speed import epochs, peers, rounds, scaling, timing
+from hetperm.bench.speed.options import Options
+from hetperm.bench.speed.workloads import WORKLOADS, Workload, resized
+
+Figures = Any  # whatever results.json can hold
+Say = Callable[[str], object]
+QUICK = {"W1": 4, "W2": 4, "W3": 2, "W4": 5}  # clients of a look at everything in small
+QUICK_SIZES = (10, 20)
+
+
+def run(options: Options, *, say: Say) -> Iterator[tuple[str, Figures]]:
+    """(part, its figures), one after the other.
+
+    Args:
+        say: called with what is timed next.
+    """
+    for part, measure in MEASURES.items():
+        if part in options.parts:
+            yield part, measure(options, say)
+
+
+def check_data(options: Options) -> None:
+    """Raise an error if the epochs are to be timed on data that are not there: before anything else is timed."""
+    if options.data_dir and {"epochs", "alpha"} & set(options.parts):
+        _problem(options).setting(epochs.PARTITIONS[0])
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+# Parts
+
+
+def _workloads(options: Options, say: Say) -> Figures:
+    chosen, rows = _chosen(options), {}
+    for name, workload in chosen.items():
+        say(f"{name}: {workload.about}, {workload.size}")
+        rows[name] = rounds.against_bare(workload, engine=options.engine, workers=1, **options.repetitions)
+    if "W3" in chosen:
+        rows["W3 on two cores"] = _on_two_cores(chosen["W3"], options, say)
+    return rows
+
+
+def _on_two_cores(workload: Workload, options: Options, say: Say) -> Figures:
+    if (len(timing.cores()) or os.cpu_count()) < 2:
+        return {"about": workload.about, "skipped": "not run: there is only one core to run on"}
+    say("W3 on two cores")
+    return rounds.against_bare(workload, engine="threads", workers=2, **options.repetitions)
+
+
+def _peers(options: Options, say: Say) -> Figures:
+    return {name: _peer(name, options, say) for name in peers.PEERS}
+
+
+def _peer(name: str, options: Options, say: Say) -> Figures:
+    about, why_not = peers.PEERS[name], peers.missing(name)
+    if why_not:
+        return {"about": about, "skipped": why_not}
+    repeats, rows = options.repetitions["runs"] * options.repetitions["repeats"], {}
+    for label, workload in _chosen(options).items():
+        if label in peers.PEER_WORKLOADS:
+            say(f"{label} by {about}")
+            rows[label] = peers.against_bare(name, workload, repeats=repeats)
+    return {"about": about, "workloads": rows}
+
+
+def _perm_rounds(options: Options, say: Say) -> Figures:
+    rows = {}
+    for name, workload in _chosen(options).items():
+        if name != "W4":  # models of several sizes, whose visits train parts: not as many steps of as much work
+            say(f"visits of {name}")
+            rows[name] = rounds.against_fedavg(workload, engine=options.engine, **options.repetitions)
+    return rows
+
+
+def _epochs(options: Options, say: Say) -> Figures:
+    problem, rows = _problem(options), {}
+    for partition in epochs.PARTITIONS:
+        say(f"epochs of {partition}")
+        rows[partition] = epochs.against_literal(problem, partition, engine=options.engine, workers=options.workers)
+    return rows
+
+
+def _alpha(options: Options, say: Say) -> Figures:
+    say("alpha")
+    return epochs.price_of_alpha(
+        _problem(options), engine=options.engine, workers=options.workers, repeats=options.repetitions["repeats"]
+    )
+
+
+def _scaling(options: Options, say: Say) -> Figures:
+    sizes = QUICK_SIZES if options.quick else options.sizes
+    say(f"epochs of {', '.join(map(str, sizes))} clients")
+    return scaling.curve(sizes, engine=options.engine)
+
+
+MEASURES: dict[str, Callable[[Options, Say], Figures]] = {
+    "workloads": _workloads,
+    "peers": _peers,
+    "perm_rounds": _perm_rounds,
+    "epochs": _epochs,
+    "alpha": _alpha,
+    "scaling": _scaling,
+}
+
+
+# What parts run on
+
+
+def _chosen(options: Options) -> dict[str, Workload]:
+    """The workloads that were asked for, in the size that was asked for."""
+    small = QUICK if options.quick else {}
+    return {name: resized(WORKLOADS[name], options.clients or small.get(name)) for name in sorted(options.workloads)}
+
+
+def _problem(options: Options) -> epochs.Problem:
+    """The data that epochs are timed on."""
+    if options.quick:
+        return epochs.Problem(options.data_dir, num_clients=10, warmup_rounds=2, epochs=1)
+    num_clients = 50 if options.data_dir else 20
+    return epochs.Problem(options.data_dir, num_clients=num_clients, warmup_rounds=30, epochs=options.runs)
+
+
+def _processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

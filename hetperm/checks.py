@@ -1,0 +1,169 @@
+"""Checks that stand in annotations, such as ``epochs: Annotated[int, whole(1)]``. Imports no torch.
+
+A check is a function (name, value) -> the value in its type; it raises an error that says what was received and what
+is right. What an annotation says by itself needs no check: `Literal` lists the choices, ``| None`` allows None, and
+`bool`, `str` and `Path` are told apart.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hetperm.advice import did_you_mean
+
+Check = Callable[[str, Any], Any]
+COMMAS = "separated by commas"  # noted beside a list that is written as one word, such as local,apfl
+Names = Annotated[tuple[str, ...], COMMAS]
+
+
+def check_fields(settings: Any, label: str = "{}") -> None:
+    """Put every field of a frozen dataclass into its type, or raise an error for the first that is wrong.
+
+    Args:
+        label: what an error calls the field {}, such as "--{}" for a flag.
+    """
+    for name, hint in hints_of(type(settings)).items():
+        object.__setattr__(settings, name, checked(hint, label.format(name), getattr(settings, name)))
+
+
+def checked(hint: Any, name: str, value: Any) -> Any:
+    """The value in its type, or an error if it is not what the annotation `hint` allows.
+
+    Example:
+        >>> checked(Annotated[float | None, number(lambda x: x > 0, "a number above 0")], "lr", 1)
+        1.0
+    """
+    base, notes = unwrapped(hint)
+    choices = choices_of(base)
+    if (value is None and NoneType in members(base)) or (isinstance(value, str) and value in choices):
+        return value
+    check = next((note for note in notes if callable(note)), None)
+    if check is None:
+        check = _one_of(choices) if choices else next(_BY_TYPE[kind] for kind in members(base) if kind in _BY_TYPE)
+    return check(name, value)
+
+
+# Annotations
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Field -> its annotation, with what is noted beside the type."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type inside an annotation, and what is noted beside it."""
+    return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def members(base: Any) -> tuple[Any, ...]:
+    """The types that a union is made of; any other type is its only member."""
+    return get_args(base) if get_origin(base) in (Union, UnionType) else (base,)
+
+
+def choices_of(base: Any) -> tuple[str, ...]:
+    """The words of the `Literal` in a type.
+
+    Example:
+        >>> choices_of(float | Literal["noise", "level"])
+        ('noise', 'level')
+    """
+    return tuple(word for kind in members(base) if get_origin(kind) is Literal for word in get_args(kind))
+
+
+# Checks for annotations
+
+
+def whole(low: int) -> Check:
+    """A check for whole numbers of at least `low`."""
+
+    def check(name: str, value: Any) -> int:
+        # True is an int for Python, and never meant as one.
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+        return value
+
+    return check
+
+
+def number(good: Callable[[float], bool], wanted: str) -> Check:
+    """A check for finite numbers that are `good`; `wanted` says in words which these are."""
+
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and good(value)):
+            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+        return float(value)
+
+    return check
+
+
+def several(check: Check) -> Check:
+    """A check for lists of different values; a text is split at commas."""
+
+    def check_all(name: str, values: Any) -> tuple:
+        values = split(values) if isinstance(values, str) else values
+        if not isinstance(values, tuple | list):
+            raise ValueError(f"{name} is {values!r}; it must be a list, empty for none")
+        for value in values:
+            check(name, value)
+            if list(values).count(value) > 1:
+                raise ValueError(f"{name} names {value!r} twice; once is enough")
+        return tuple(values)
+
+    return check_all
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The words between commas.
+
+    Example:
+        >>> split("local, apfl")
+        ('local', 'apfl')
+    """
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def text(name: str, value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {value!r}; it must be a name, in quotes")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """A path."""
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError(f"{name} is {value!r}; it must be a path, in quotes")
+    return Path(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false, and not 1 or 0."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; it must be true or false")
+    return value
+
+
+def table(name: str, value: Any) -> dict[str, Any]:
+    """A table of options; what is in it must be possible to write to a TOML file and read again."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}; it must be a table of options")
+    for key, item in value.items():
+        if isinstance(item, Mapping) or (isinstance(item, float) and not math.isfinite(item)):
+            raise ValueError(f"{name}: {key} is {item!r}; it must be a finite number, a text, true, false or a list")
+    return dict(value)
+
+
+def _one_of(choices: tuple[str, ...]) -> Check:
+    def check(name: str, value: Any) -> str:
+        advice = did_you_mean(value, choices, f"write {' or '.join(map(repr, choices))}")
+        raise ValueError(f"unknown {name} {value!r}; {advice}")
+
+    return check
+
+
+_BY_TYPE: dict[Any, Check] = {bool: flag, str: text, Path: path}

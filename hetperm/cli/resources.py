@@ -1,0 +1,67 @@
+"""``hetperm bench resources``: does the model fit each device tier? Status 1 if it does not."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetperm import profile
+from hetperm.bench.devices import limits
+from hetperm.bench.devices.options import Options
+from hetperm.cli.console import say, status
+from hetperm.cli.flags import parse
+from hetperm.profile import Profile
+
+DOES_NOT_FIT = 1
+
+
+def main(args: Sequence[str]) -> None:
+    """Run the benchmark, print and write it, and exit with status 1 if a tier does not fit."""
+    options = parse(Options, args, prog="hetperm bench resources")
+    tiers = profile.load(options.capacity_profile)
+    limit, enforcement = limits.choose(options.enforce)
+    from hetperm.runs import files
+
+    name = f"resources-{tiers.name}-{options.model.rpartition(':')[2].rpartition('/')[2]}"
+    folder = files.run_folder(options.out, name)
+    result = _measure(options, tiers, limit, enforcement)
+    _print(result)
+    _write(folder, result)
+    from hetperm.bench.devices.run import passed
+
+    say(f"written to {folder}: report.html, resources.csv, resources.json, pictures")
+    if not passed(result):
+        sys.exit(DOES_NOT_FIT)
+
+
+def _measure(options: Options, tiers: Profile, limit: limits.Limit | None, enforcement: str) -> dict[str, Any]:
+    """What resources.json holds."""
+    from hetperm.bench.devices.device import Devices
+
+    with status(quiet=options.quiet) as show:
+        show("starting Python and torch")
+        with Devices() as devices, Devices(caches=True) as timer:
+            # Torch is imported here only once the devices run: what keeps them from starting, and is said in one
+            # line, would keep it from being imported.
+            limits.room(0, 0, baseline=devices.baseline, device_mb=options.device_mb)
+            from hetperm.bench.devices.run import Machinery, run
+
+            return run(options, tiers, Machinery(devices, timer, limit, enforcement), say=show)
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    from hetperm.bench.devices import show
+    from hetperm.bench.devices.run import title
+    from hetperm.report import grid
+
+    say(grid.terminal(show.grid(result["tiers"], title=title(result))))
+    for line in show.sentences(result):
+        say(line)
+
+
+def _write(folder: Path, result: Mapping[str, Any]) -> None:
+    from hetperm.bench.devices.run import write
+    from hetperm.runs import files
+
+    files.create(folder)
+    write(folder, result)

@@ -1,0 +1,208 @@
+"""The command line as a whole: commands, statuses, help at once, and whole runs."""
+
+import ast
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetperm.cli import main as cli
+from hetperm.cli.reproduce import EXPERIMENTS
+from hetperm.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1".split()
+
+
+def python(*words: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=env)
+
+
+def status(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    return stop.value.code
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("trian", "unknown command 'trian'; did you mean 'train'?"),
+        ("zzz", "unknown command 'zzz'; known are train, reproduce, report, bench, bench resources"),
+        ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
+        ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
+        ("reproduce tune", f"which experiment?; known are {', '.join(EXPERIMENTS)}"),
+        ("report", "report takes one folder and got 0; usage: hetperm report FOLDER"),
+        ("bench --clients 0", "--clients is 0; it must be a whole number of at least 1"),
+        ("bench resources --batch-size 0", "batch_size is 0; it must be a whole number of at least 1"),
+    ],
+)
+def test_what_no_command_understands_is_one_line_and_status_2(words, sentence, capsys):
+    assert status(words.split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith(f"error: {sentence}")
+
+
+def test_running_out_of_memory_is_one_line_and_status_2(capsys):
+    def greedy(args):
+        raise MemoryError
+
+    assert cli.guarded(greedy, []) == 2
+    limits = "if it is limited here (see ulimit -d and ulimit -v), raise the limit"
+    assert capsys.readouterr().err == f"error: out of memory; {limits}\n"
+
+
+def test_a_command_that_is_stopped_says_how_to_go_on_and_is_status_130(capsys):
+    def stopped(args):
+        raise KeyboardInterrupt
+
+    assert cli.guarded(stopped, []) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_an_error_of_several_lines_is_said_in_one_and_never_in_none(capsys):
+    def fails(args):
+        raise RuntimeError(*args)
+
+    assert [cli.guarded(fails, ["a\n  b"]), cli.guarded(fails, [])] == [2, 2]
+    assert capsys.readouterr().err == "error: a b\nerror: RuntimeError\n"
+
+
+def test_a_traceback_is_shown_to_those_who_ask_for_it(monkeypatch):
+    def fails(args):
+        raise ValueError("no")
+
+    monkeypatch.setenv("HETPERM_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="no"):
+        cli.guarded(fails, [])
+
+
+# Who may import whom
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of hetperm that a file imports, at the top or inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return {name for name in names if name.startswith("hetperm.")}
+
+
+PROGRAMS = ("__main__.py", "bench/devices/calibrate.py")  # started by python -m: they print
+
+
+@pytest.mark.parametrize(("room", "above"), [("", "cli"), ("runs", "bench")], ids=["cli", "bench"])
+def test_nobody_imports_from_a_room_above(room, above):
+    package = ROOT / "hetperm"
+    names = {path.relative_to(package).as_posix(): imported(path) for path in (package / room).rglob("*.py")}
+    below = [name for name in names if not name.startswith(f"{above}/") and name not in PROGRAMS]
+    assert len(below) > 5
+    assert [name for name in below if any(f"{each}.".startswith(f"hetperm.{above}.") for each in names[name])] == []
+
+
+# Help
+
+ASKED = [  # how it is started, and a word of what it prints
+    ("hetperm", "hetperm bench resources"),
+    ("hetperm --help", "hetperm COMMAND --help"),
+    ("hetperm --version", "hetperm 0."),
+    ("hetperm train --help", "--local-steps INT"),
+    ("hetperm train --config synthetic --help", "Number of clients, N. (default: 50)"),
+    ("hetperm reproduce --help", "mnist-label-shift"),
+    ("hetperm reproduce", "usage: hetperm reproduce"),
+    ("hetperm reproduce synthetic --help", "(default: 0 1 2)"),
+    ("hetperm report --help", "usage: hetperm report"),
+    ("hetperm bench --help", "--workloads NAME,NAME,..."),
+    ("hetperm bench resources --help", "--enforce {auto,cgroup,rlimit,none}"),
+    ("scripts/train_hetero.py --help", "--local-steps INT"),
+    ("scripts/reproduce.py --help", "usage: hetperm reproduce"),
+    ("scripts/benchmark_resources.py --help", "--device-mb FLOAT"),
+]
+ASK = """
+import contextlib, io, json, os, runpy, sys
+import hetperm, hetperm.profile
+hetperm.Config()
+hetperm.profile.load("mobile")
+answers = []
+for words in json.loads(sys.argv[1]):
+    program, *sys.argv[1:] = words.split()
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            if program == "hetperm":
+                runpy.run_module("hetperm", run_name="__main__")
+            else:
+                runpy.run_path(program, run_name="__main__")
+    except SystemExit as stop:
+        heavy = sorted({"torch", "numpy", "matplotlib"} & set(sys.modules))
+        answers.append((stop.code, heavy, printed.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+def test_help_of_every_command_and_script_comes_at_once_and_needs_no_torch():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = python("-c", ASK, json.dumps([words for words, _ in ASKED]))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    for (words, part), (code, heavy, printed) in zip(ASKED, json.loads(done.stdout), strict=True):
+        assert (code, heavy) == (0, []), words
+        assert part in " ".join(printed.split()), words
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.5  # of all of them together
+
+
+# Whole runs
+
+
+def folder_files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_training_writes_a_folder_and_prints_a_table_and_its_configuration_gives_the_same_files(tmp_path, capsys):
+    out = tmp_path / "run"
+    done = python("scripts/train_hetero.py", *TINY, "--out", str(out), "--baselines", "local")
+    assert done.returncode == 0, done.stderr
+    for word in ("perm", "local", "same-group mass", "visits in", "rounds an epoch", f"written to {out}"):
+        assert word in done.stdout
+    for word in ("digits label-shift:2; zoo:mlp with 55,210 parameters", "capacity profile mobile", "accuracy by tier"):
+        assert word in done.stdout
+    assert "tier flagship of profile mobile has none of the 4 clients" in done.stderr
+    assert done.stderr.count("\n") == 3  # tiers without clients, and what nobody trains
+    assert json.loads((out / "summary.json").read_text())["baselines"].keys() == {"local"}
+
+    again = ["train", "--config", str(out / "config.toml"), "--quiet", "--out"]
+    assert status([*again, str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {out} exists; name another folder with --out, or go on with that run by --resume\n"
+
+    other = tmp_path / "again"
+    assert status([*again, str(other)]) == 0
+    names = folder_files(out)
+    assert names == folder_files(other)
+    timed = [path for path in names if path.name == "timing.json" or path.parent.name == "checkpoint"]
+    assert {"timing.json", "perm.safetensors", "local.safetensors"} == {path.name for path in timed}
+    for path in set(names) - set(timed):
+        assert (other / path).read_bytes() == (out / path).read_bytes(), path
+
+
+def test_a_report_is_written_anew(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(Config().to_toml())
+    summary = {"algorithm": "perm", "dataset": "digits", "num_clients": 2, "accuracy": {"mean": 0.5, "worst": 0.4}}
+    cost = {"visits": 1, "rounds": 1, "client_steps": 1, "bytes_down": 1, "bytes_up": 1}
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "cost": cost}))
+    assert status(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"written to {tmp_path / 'report.html'}\n"
+    assert (tmp_path / "report.html").is_file()
