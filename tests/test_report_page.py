@@ -200,7 +200,7 @@ def test_every_text_is_escaped(tmp_path):
     path = write_run(tmp_path / "run")
     summary = json.loads((path / "summary.json").read_text().replace("flagship", "<b>flagship"))
     summary |= {"dataset": evil, "algorithm": "<i>perm"}
-    summary["baselines"]["<u>rival"] = summary["baselines"]["local"]
+    summary["baselines"]["<u>rival"] = summary["baselines"]["fedavg-ft"]  # named in a note too
     files.write_json(path / "summary.json", summary)
     files.write_csv(path / "clients.csv", [{**row, "tier": f"<em>{row['tier']}"} for row in clients()])
     files.write(path / "config.toml", f"{CONFIG}data_dir = '{evil}'\npartition_of = '</code></pre>'\n")
@@ -213,6 +213,8 @@ def test_every_text_is_escaped(tmp_path):
     assert evil in page.said("th")
     assert "<s>" in page.said("td")
     assert "<u>rival" in page.said("th")
+    assert "Trained with 100 parameters whatever the tier: fedavg-ft, <u>rival." in page.said("p")
+    assert any(evil in caption for caption in page.said("caption"))
     assert "<em>mid" in page.said("td")
     assert '<q>&".png' in page.said("figcaption")
     assert 'Picture <q>&".png' in page.images

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, tables and pictures."""
+"""What a run folder holds, as tables, pictures and a page. Reads files, writes none, imports no other room."""

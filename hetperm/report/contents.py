@@ -47,7 +47,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the mixing weights alpha say, as means over clients; there may be no known groups.
+    """What the mixing weights alpha say, as means over clients; no `same_group_mass` if groups are not known.
 
     Attributes:
         effective_partners: k if a client learns from k clients alike.
@@ -109,7 +109,7 @@ class Method:
 
 
 def _part(kind: type[Part], table: Row | None) -> Part | None:
-    return None if table is None else kind(**{each.name: table.get(each.name) for each in fields(kind)})
+    return None if table is None else kind(**{part.name: table.get(part.name) for part in fields(kind)})
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Summary:
             "algorithm": self.algorithm,
             "dataset": self.dataset,
             "num_clients": self.num_clients,
-            **({} if self.seeds else {"seed": self.seed}),
+            **({} if self.seeds else {"seed": self.seed}),  # the file of several seeds has no such key
             "epochs": self.epochs,
             "capacity_profile": self.capacity_profile,
             **self.main.to_json(),
@@ -324,7 +324,7 @@ def read(folder: Path) -> Contents:
         return Contents(images=images, resources=resources)
     summary = read_summary(folder)
     # Seeds of one sweep have the same tiers, and the profile of the first stands for all.
-    profiles = [_rows(each / "profile.csv") for each in (folder, *seed_folders(folder, summary))]
+    profiles = [_rows(home / "profile.csv") for home in (folder, *seed_folders(folder, summary))]
     return Contents(
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
@@ -372,7 +372,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 def _value(column: str, text: str) -> Any:
     if column == "tier":  # a name, also if it is made of digits
         return text
-    for kind in (int, float):
+    for kind in (int, float):  # int first: 3 is a count, and would come back as 3.0
         try:
             return kind(text)
         except ValueError:

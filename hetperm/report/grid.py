@@ -14,7 +14,7 @@ class Grid:
 
     Attributes:
         columns: the heads.
-        rows: the lines, each as long as the heads.
+        rows: the lines, all as long as the heads.
         note: a sentence below the table.
         strong: the numbers of the lines that stand out.
     """

@@ -36,7 +36,7 @@ COLOURS = {
     "fjord-ft": "#12355B",
 }
 LEGEND = 5  # tiers in a line of the map's legend
-SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")
+SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")  # and the same with -ft
 
 
 def png(figure: Figure) -> bytes:
@@ -56,7 +56,7 @@ def order(
     *,
     largest_first: Sequence[str] = (),
 ) -> np.ndarray:
-    """(N,) clients in an order in which the structure of alpha shows: by known group, and else by `clustered`.
+    """(N,) clients in an order that shows the structure of alpha: by group if groups are known, else by `clustered`.
 
     Args:
         tiers: the tier of each client; clients of a group are ordered by it.
@@ -190,13 +190,14 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     height = np.array([[_number(method.tiers[tier].accuracy) for tier in names] for method in methods.values()])
     spread = np.array([[_tier_spread(summary, clients, method, tier) for tier in names] for method in methods])
     longest = max(len(line) for label in labels for line in label.splitlines())
-    room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches for a tier: for its bars, or for its name
+    room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches a tier takes: its bars, or its name
     figure = Figure(figsize=(min(max(5.0, 2.4 + room * len(names)), 13.0), 4.2), layout="constrained")
     axes = figure.subplots()
     low, high = _range(height, spread)
     share = 0.84 / len(methods)  # of the room from one tier to the next
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
+        # With more than five methods the bars are narrower than the numbers on top of them.
         _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, numbers=len(methods) <= 5)
     axes.set_xticks(range(len(names)), labels, fontsize=8)
     axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
@@ -244,7 +245,7 @@ def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
     low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
     if np.isnan(low).all():
         return 0.0, 1.0
-    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10
+    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10  # a round tenth, so that the axis can say where it starts
     floor = max(0.0, floor) if np.nanmin(height) >= 0 else floor  # a metric may be negative, an accuracy may not
     top = max(float(np.nanmax(high)), floor + 0.1)
     return floor, top + 0.06 * (top - floor)
@@ -268,7 +269,7 @@ def column(rows: Rows, name: str) -> np.ndarray:
 
 
 def spent(rows: Rows, cost: str) -> np.ndarray:
-    """(epochs,) what was spent so far: a column of a history, or "bytes", which are those down and those up."""
+    """(epochs,) the cost so far: a column of a history, or "bytes", which are those down and those up."""
     if cost == "bytes":
         return column(rows, "bytes_down") + column(rows, "bytes_up")
     return column(rows, cost)
@@ -289,7 +290,7 @@ def curves(
     Args:
         runs: method -> one history per seed.
         figures: (column of the metrics, label); losses are on a logarithmic scale.
-        against: (column of the metrics or "bytes", label, what one unit is): what it cost so far. A method that pays
+        against: (column of the metrics or "bytes", label, what one unit is): the cost so far. A method that pays
             nothing of it is a dashed line at the height where it ends.
         strong: the methods whose lines are thick and lie above the others.
     """
@@ -299,8 +300,8 @@ def curves(
     pairs = [(cost, shown) for cost in against for shown in figures]
     for axes, ((cost, cost_label, unit), (name, label)) in zip(panels.flat, pairs):
         for method, histories in runs.items():
-            width = {"linewidth": 2.2, "zorder": 3} if method in strong else {"linewidth": 1.3, "zorder": 2}
-            _line(axes, method, _points(histories, name, cost, unit), width)
+            emphasis = {"linewidth": 2.2, "zorder": 3} if method in strong else {"linewidth": 1.3, "zorder": 2}
+            _line(axes, method, _points(histories, name, cost, unit), emphasis)
         axes.set(xlabel=cost_label, yscale="log" if "loss" in name else "linear")
         if len(figures) > 1 or axes is panels[0][0]:
             axes.set_ylabel(label)
@@ -320,13 +321,13 @@ def _points(histories: Sequence[Rows], name: str, cost: str, unit: float) -> tup
     return x[scored], y[:, scored]
 
 
-def _line(axes, method: str, points: tuple[np.ndarray, np.ndarray], width: Mapping[str, float]) -> None:
+def _line(axes, method: str, points: tuple[np.ndarray, np.ndarray], emphasis: Mapping[str, float]) -> None:
     """Draw a method's mean over seeds with the spread: a band, or an error bar where there is a single point."""
     x, y = points
     if not len(x):
         return
-    style = {"label": method, "color": COLOURS.get(method), "linestyle": "-." if _slices(method) else "-", **width}
-    if x[-1] == 0:
+    style = {"label": method, "color": COLOURS.get(method), "linestyle": "-." if _slices(method) else "-", **emphasis}
+    if x[-1] == 0:  # its curve would be a single vertical line at zero
         axes.axhline(y[:, -1].mean(), **{**style, "linestyle": "--"})
         return
     axes.plot(x, y.mean(0), marker="o" if len(x) == 1 else None, **style)
