@@ -85,6 +85,8 @@ def trace(
     """
     try:
         result = _observe(on_meta(model), _to_meta(inputs), _to_meta(kwargs), declared, heads)
+    except rules.RuleError:
+        raise
     except Exception as error:  # whatever a forward may raise
         result = _observe_real(model, inputs, kwargs, declared, heads, error)
     result.sizes.finish()
@@ -141,7 +143,7 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
                         stack.enter_context(observer)
                     out = model(*inputs, **kwargs)
             except Exception as error:
-                if not training:
+                if not training or isinstance(error, rules.RuleError):
                     raise
                 notes.append(f"not traced in training mode: {_first_line(error)}")
                 continue

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from submodels.axes import Axis, fixed, freeze, product, tag, unify
-from submodels.rules.operands import outputs, same
+from submodels.rules.operands import outputs, require, same
 
 
 def mm(t, out, a, b, **_kw):
@@ -48,6 +48,7 @@ def linear(t, out, x, weight, bias=None):
 
 def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
     *batch, rows, inner = t[q]
+    require(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries")
     for i, axis in enumerate(batch):
         unify(axis, t[k][i])
         unify(axis, t[v][i])
@@ -63,7 +64,8 @@ def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
         t[o] = [fixed(n, "attention statistics") for n in o.shape]
 
 
-def convolution(t, out, x, weight, bias, _stride, _padding, _dilation, transposed, _output_padding, groups, *_flags):
+def convolution(t, out, x, weight, bias, *settings):
+    _stride, _padding, _dilation, transposed, _output_padding, groups, *_flags = settings
     for axis in t[x][2:]:
         freeze(axis, "spatial")
     for axis in t[weight][2:]:

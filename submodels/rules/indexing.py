@@ -3,7 +3,7 @@
 import torch
 
 from submodels.axes import Axis, cut, fixed, freeze, unify
-from submodels.rules.operands import resized
+from submodels.rules.operands import require, resized
 
 
 def embedding(t, out, weight, index, *_args):
@@ -17,19 +17,21 @@ def index(t, out, x, indices):
     for i, index in zip(places, tensors, strict=True):
         for axis in (t[x][i], *t[index]):
             freeze(axis, "op:index")
-    if any(index.dtype == torch.bool for index in tensors) or places != list(range(places[0], places[-1] + 1)):
-        raise NotImplementedError("boolean or scattered indices")
+    require(not any(index.dtype in (torch.bool, torch.uint8) for index in tensors), "a mask: the result has any size")
+    require(places == list(range(places[0], places[-1] + 1)), "scattered indices move the axes between them")
     shape = torch.broadcast_shapes(*(index.shape for index in tensors))
     t[out] = [*t[x][: places[0]], *(fixed(n, "op:index") for n in shape), *t[x][places[-1] + 1 :]]
 
 
 def index_select(t, out, x, dim, index):
+    require(x.dim(), "a number has no axis")
     for axis in (t[x][dim], *t[index]):
         freeze(axis, "op:index_select")
     t[out] = [resized(a, n, "op:index_select") for a, n in zip(t[x], out.shape, strict=True)]
 
 
 def gather(t, out, x, dim, index, **_kw):
+    require(x.dim() == index.dim(), "an empty index may have any number of axes")
     dim = dim % x.dim()
     for i, (a, b) in enumerate(zip(t[x], t[index], strict=True)):
         if i == dim or a.size != b.size:
@@ -43,8 +45,7 @@ def gather(t, out, x, dim, index, **_kw):
 def glu(t, out, x, dim=-1):
     axes, dim = list(t[x]), dim % x.dim()
     halves = cut(axes[dim], [out.shape[dim]] * 2)
-    if halves is None:
-        raise NotImplementedError("the halves do not align")
+    require(halves, "the halves do not align")
     unify(*halves)
     axes[dim] = halves[0]
     t[out] = axes

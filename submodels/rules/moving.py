@@ -3,7 +3,7 @@
 import math
 
 from submodels.axes import Axis, concat, cut, fixed, freeze, product, regroup, split_factor, unify
-from submodels.rules.operands import resized, same
+from submodels.rules.operands import require, resized, same
 
 
 def view(t, out, x, *_args, **_kw):
@@ -13,6 +13,7 @@ def view(t, out, x, *_args, **_kw):
         del axes[:1], sizes[:1]
         while (have := math.prod(a.size for a in old)) != (want := math.prod(new)):
             source, block = (axes, old) if have < want else (sizes, new)
+            require(source, "a tensor without elements: its sizes do not say which axes correspond")
             block.append(source.pop(0))
         if len(old) == len(new) == 1:
             got += old
@@ -62,6 +63,7 @@ def expand(t, out, x, *_args, **_kw):
 
 def repeat(t, out, x, repeats):
     old = [fixed(1, "size 1")] * (out.dim() - x.dim()) + list(t[x])
+    require(all([a.size or n < 2 for a, n in zip(old, repeats, strict=True)]), "an axis without positions")
     t[out] = [
         product([fixed(int(n), "repeat"), a]) if a.size > 1 else (a if n == 1 else Axis(int(n)))
         for a, n in zip(old, repeats, strict=True)
@@ -150,12 +152,13 @@ def as_strided(t, out, x, *_args, **_kw):
     moved = (
         [i for i, n in enumerate(out.shape) if n > 1 and out.stride(i) != x.stride(i)] if x.dim() == out.dim() else [0]
     )
-    if x.shape != out.shape or moved or out.storage_offset() != x.storage_offset():
-        raise NotImplementedError("as_strided that is more than an alias")
+    alias = x.shape == out.shape and not moved and out.storage_offset() == x.storage_offset()
+    require(alias, "strides that are not those of the tensor")
     t[out] = t[x]
 
 
 def unfold(t, out, x, dim, _size, _step):
+    require(x.dim(), "a number has no axis")
     freeze(t[x][dim], "op:unfold")
     t[out] = [resized(a, n, "op:unfold") for a, n in zip(t[x], out.shape, strict=False)] + [
         fixed(out.shape[-1], "op:unfold")
@@ -164,8 +167,7 @@ def unfold(t, out, x, dim, _size, _step):
 
 def pixel_shuffle(t, out, x, factor):
     channels = regroup([t[x][-3]], [out.shape[-3], factor * factor])
-    if channels is None:
-        raise NotImplementedError("channels do not factor")
+    require(channels, "channels do not factor")
     for axis in (channels[1], *t[x][-2:]):
         freeze(axis, "op:pixel_shuffle")
     t[out] = [*t[x][:-3], channels[0], *(fixed(n, "spatial") for n in out.shape[-2:])]
@@ -180,13 +182,13 @@ def pixel_unshuffle(t, out, x, factor):
 
 def channel_shuffle(t, out, x, groups):
     pair = split_factor(t[x][1], groups)
-    if pair is None:
-        raise NotImplementedError("channels do not factor")
+    require(pair, "channels do not factor")
     freeze(pair[0], "op:channel_shuffle")
     t[out] = [t[x][0], product(pair[::-1]), *t[x][2:]]
 
 
 def im2col(t, out, x, *_args, **_kw):
+    require(x.dim() == 4, "an image without a batch axis")
     for axis in t[x][2:]:
         freeze(axis, "spatial")
     channels = product([t[x][1], fixed(out.shape[1] // x.shape[1], "kernel")])
@@ -194,9 +196,9 @@ def im2col(t, out, x, *_args, **_kw):
 
 
 def col2im(t, out, x, *_args, **_kw):
+    require(x.dim() == 3, "columns without a batch axis")
     channels = regroup([t[x][1]], [out.shape[1], x.shape[1] // out.shape[1]])
-    if channels is None:
-        raise NotImplementedError("channels do not factor")
+    require(channels, "channels do not factor")
     freeze(channels[1], "kernel")
     freeze(t[x][2], "spatial")
     t[out] = [t[x][0], channels[0], *(fixed(n, "spatial") for n in out.shape[2:])]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from submodels.axes import Axis, fixed, freeze, product, tag, unify
-from submodels.rules.operands import outputs, resized, same
+from submodels.rules.operands import outputs, require, resized, same
 
 
 def batch_norm(t, out, x, *args, **_kw):
@@ -35,7 +35,8 @@ def layer_norm(t, out, x, normalized_shape, *args, **_kw):
         t[o] = [a if a.size == n else fixed(n, "norm statistics") for a, n in zip(t[x], o.shape, strict=False)]
 
 
-def group_norm(t, out, x, weight, bias, _n, channels, _hw, groups, _eps):
+def group_norm(t, out, x, weight, bias, *settings):
+    _samples, channels, _positions, groups, _eps = settings
     for vector in (weight, bias):
         if vector is not None:
             unify(t[vector][0], t[x][1])
@@ -68,6 +69,7 @@ def _reduction(name: str, mixes: bool) -> Callable[..., None]:
             tag(t[x][d], f"op:{name}")
         for o in outputs(out):
             kept = o.dim() == x.dim()
+            require(kept or o.dim() == x.dim() - len(dims), "a dimension that the call leaves to the operation")
             t[o] = [fixed(1, "size 1") if i in dims else axis for i, axis in enumerate(t[x]) if kept or i not in dims]
 
     return reduce
@@ -87,6 +89,7 @@ def _ordered(place: int) -> Callable[..., None]:
     def order(t, out, x, *args, **kw):
         dim = args[place] if len(args) > place else kw.get("dim", -1)
         freeze(t[x][dim], "op:ordered along this axis")
+        require(all([o.dim() == x.dim() for o in outputs(out)]), "a result without the ordered axis")
         for o in outputs(out):
             t[o] = [resized(a, n, "op:topk") for a, n in zip(t[x], o.shape, strict=True)]
 
