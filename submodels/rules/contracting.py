@@ -48,7 +48,9 @@ def linear(t, out, x, weight, bias=None):
 
 def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
     *batch, rows, inner = t[q]
-    require(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries")
+    require(
+        q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries"
+    )
     for i, axis in enumerate(batch):
         unify(axis, t[k][i])
         unify(axis, t[v][i])
