@@ -89,9 +89,9 @@ class ScalableModel:
                 out. ``width`` is a fraction of the global model even so.
         """
         own = self.sizes if within is None else tuple(within)
-        return self.shared(_index(self.axis_map, own, width, extractor, round=round, client=client))
+        return self._remembered(_index(self.axis_map, own, width, extractor, round=round, client=client))
 
-    def shared(self, index: IndexSet) -> IndexSet:
+    def _remembered(self, index: IndexSet) -> IndexSet:
         """The equal index set used last time, if it is still here: it knows already how tensors are cut."""
         known = self._indices.pop(index, index)
         self._indices[known] = known  # last used, last in line
