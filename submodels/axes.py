@@ -159,24 +159,32 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
     todo = _merge_frozen([factor for axis in axes for factor in factors(axis) if factor.size != 1])
     out = []
     for size in sizes:
-        taken, missing = [], size
-        while missing > 1:
-            if not todo:
-                return None
-            factor = find(todo.pop(0))
-            if factor.kind == "product":  # refined since it was listed
-                todo = factors(factor) + todo
-            elif missing % factor.size == 0:
-                taken.append(factor)
-                missing //= factor.size
-            elif factor.size % missing == 0 and (pair := split_factor(factor, missing)):
-                taken.append(pair[0])
-                todo.insert(0, pair[1])
-                missing = 1
-            else:
-                return None
-        out.append(product(taken))
+        taken = _take_factors(todo, size)
+        if taken is None:  # stop here: going on would refine axes to no avail
+            return None
+        out.append(taken)
     return out if not todo else None
+
+
+def _take_factors(todo: list[Axis], size: int) -> Axis | None:
+    """The axis of ``size`` positions made of the leading factors, which leave ``todo``; None if they do not fit."""
+    taken = []
+    while size > 1:
+        if not todo:
+            return None
+        factor = find(todo.pop(0))
+        if factor.kind == "product":  # refined since it was listed
+            todo[:0] = factors(factor)
+        elif size % factor.size == 0:
+            taken.append(factor)
+            size //= factor.size
+        elif factor.size % size == 0 and (pair := split_factor(factor, size)):
+            taken.append(pair[0])
+            todo.insert(0, pair[1])
+            size = 1
+        else:
+            return None
+    return product(taken)
 
 
 def _merge_frozen(parts: list[Axis]) -> list[Axis]:
@@ -218,23 +226,30 @@ def _cut_product(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
 def _cut_sum(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
     todo, out = segments(axis), []
     for size in sizes:
-        taken, missing = [], size
-        while missing > 0:
-            segment = find(todo.pop(0))
-            if segment.kind == "sum":  # refined since it was listed
-                todo = segments(segment) + todo
-            elif segment.size <= missing:
-                taken.append(segment)
-                missing -= segment.size
-            else:
-                pair = cut(segment, [missing, segment.size - missing])
-                if pair is None:
-                    return None
-                taken.append(pair[0])
-                todo.insert(0, pair[1])
-                missing = 0
-        out.append(concat(taken))
+        taken = _take_segments(todo, size)
+        if taken is None:
+            return None
+        out.append(taken)
     return out
+
+
+def _take_segments(todo: list[Axis], size: int) -> Axis | None:
+    """The axis of ``size`` positions made of the leading segments, which leave ``todo``; None if they do not fit."""
+    taken = []
+    while size > 0:
+        segment = find(todo.pop(0))
+        if segment.kind == "sum":  # refined since it was listed
+            todo[:0] = segments(segment)
+        elif segment.size <= size:
+            taken.append(segment)
+            size -= segment.size
+        elif pair := cut(segment, [size, segment.size - size]):
+            taken.append(pair[0])
+            todo.insert(0, pair[1])
+            size = 0
+        else:
+            return None
+    return concat(taken)
 
 
 def unify(a: Axis, b: Axis) -> bool:

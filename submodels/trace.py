@@ -4,7 +4,7 @@ Two observers watch the run: `Tracer` sees every ATen operation and applies its 
 above and follows integers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,11 @@ class Tracer(TorchDispatchMode):
         assert tuple(axis.size for axis in axes) == tuple(x.shape), f"axes {axes} for shape {tuple(x.shape)}"
         self._axes[id(x)] = axes
         self._alive.append(x)
+
+    def freeze(self, tensors: Iterable[Tensor], why: str, *, force: bool = False) -> None:
+        """Keep every axis of some tensors whole."""
+        for axis in [axis for x in tensors for axis in self[x]]:
+            freeze(axis, why, force=force)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -134,27 +139,29 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     _tie_attention_modules(model, tracer, sizes)
     notes = []
     device = next((x.device for _, x in named_tensors(model)), torch.device("cpu"))
-    with _quiet_caches(), torch.no_grad():
-        for training in (False, True):
-            model.train(training)
-            try:
-                with ExitStack() as stack:
-                    for observer in (torch.device(device), sizes, tracer):
-                        stack.enter_context(observer)
-                    out = model(*inputs, **kwargs)
-            except Exception as error:
-                if not training or isinstance(error, rules.RuleError):
-                    raise
-                notes.append(f"not traced in training mode: {_first_line(error)}")
-                continue
-            for x in tensors_in(out):
-                for axis in tracer[x]:
-                    freeze(axis, "model output", force=True)
-    for _, x in named_tensors(model):
-        if id(x) not in tracer.seen:
-            for axis in tracer[x]:
-                freeze(axis, "not used in the traced run")
+    observers = (torch.device(device), sizes, tracer)
+    outputs = _run(model.eval(), inputs, kwargs, observers)
+    tracer.freeze(outputs, "model output", force=True)
+    try:
+        outputs = _run(model.train(), inputs, kwargs, observers)
+    except rules.RuleError:
+        raise
+    except Exception as error:  # a model that cannot train on this example, such as a batch of one, can still be cut
+        notes.append(f"not traced in training mode: {_first_line(error)}")
+    else:
+        tracer.freeze(outputs, "model output", force=True)
+    unused = [x for _, x in named_tensors(model) if id(x) not in tracer.seen]
+    tracer.freeze(unused, "not used in the traced run")
     return _Observation(Trace(named, {}, tracer.unknown, notes), sizes)
+
+
+def _run(model: nn.Module, inputs: tuple, kwargs: Mapping, observers: Iterable) -> list[Tensor]:
+    """The tensors that a model returns when it runs under the eyes of all observers, the last one innermost."""
+    with _quiet_caches(), torch.no_grad(), ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(observer)
+        out = model(*inputs, **kwargs)
+    return list(tensors_in(out))
 
 
 def _first_line(error: Exception) -> str:
