@@ -26,6 +26,7 @@ def same(t: Mapping[Tensor, list[Axis]], axes: list[Axis], others: list[Axis]) -
 
 
 def outputs(out: Any) -> list[Tensor]:
+    """The tensors among the results of an operation, as a list."""
     return [o for o in (out if isinstance(out, tuple | list) else [out]) if isinstance(o, Tensor)]
 
 
