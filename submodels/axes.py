@@ -86,6 +86,7 @@ def tag(axis: Axis, *labels: str) -> None:
 
 def product(parts: Sequence[Axis]) -> Axis:
     """The axis that runs over all combinations of the parts, the last one fastest."""
+    # Factors of one position change nothing, and without them equal products have equal lists of factors.
     flat = [factor for part in parts for factor in factors(part) if factor.size != 1]
     return _composite("product", flat, math.prod(factor.size for factor in flat))
 
@@ -122,7 +123,7 @@ def _flatten(axis: Axis, kind: str) -> list[Axis]:
 
 
 def _bind(atom: Axis, kind: str, parts: list[Axis]) -> None:
-    """Refine an atom into a composite; what was known of it holds for its parts."""
+    """Refine an atom into a composite; its tags, pin and reason pass to the parts."""
     for part in parts:
         for leaf in leaves(part):
             leaf.tags |= atom.tags
@@ -146,7 +147,8 @@ def split_factor(axis: Axis, lead: int) -> tuple[Axis, Axis] | None:
     if axis.kind == "product":
         got = regroup([axis], [lead, rest])
         return (got[0], got[1]) if got else None
-    runs = cut(axis, [rest] * lead)  # a concatenation of `lead` equal runs is the product of `lead` and one run
+    # A concatenation of `lead` equal runs is the product of `lead` and one run.
+    runs = cut(axis, [rest] * lead)
     if runs is None or not all([unify(runs[0], run) for run in runs[1:]]):
         return None
     return fixed(lead, "equal parts"), runs[0]
@@ -215,6 +217,7 @@ def cut(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
 
 
 def _cut_product(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
+    # Only the slowest factor can be cut into runs, and only at multiples of what it steps over.
     lead, *tail = factors(axis)
     inner = math.prod(factor.size for factor in tail)
     if any(size % inner for size in sizes):
@@ -258,6 +261,7 @@ def unify(a: Axis, b: Axis) -> bool:
     if a is b:
         return True
     assert a.size == b.size, f"axes of different sizes cannot be equal: {a} and {b}"
+    # A frozen axis needs no structure: freezing the other is all that equality asks, however either is composed.
     if is_frozen(a) or is_frozen(b):
         why = reason(a) if is_frozen(a) else reason(b)
         freeze(a, why)
@@ -274,7 +278,7 @@ def _unify(a: Axis, b: Axis) -> bool:
     if a.kind is not None and b.kind is None:
         a, b = b, a
     if a.kind is None:
-        if any(leaf is a for leaf in leaves(b)):
+        if any(leaf is a for leaf in leaves(b)):  # an axis that contains itself has no finite size
             return False
         for leaf in leaves(b):
             leaf.tags |= a.tags
@@ -285,6 +289,7 @@ def _unify(a: Axis, b: Axis) -> bool:
         return _unify_parts(factors(a), factors(b), "product")
     if a.kind == b.kind == "sum":
         return _unify_parts(segments(a), segments(b), "sum")
+    # A sum and a product: the product is cut where the sum's parts end.
     total, other = (a, b) if a.kind == "sum" else (b, a)
     parts = segments(total)
     pieces = cut(other, [part.size for part in parts])
@@ -298,7 +303,7 @@ def _unify_parts(left: list[Axis], right: list[Axis], kind: str) -> bool:
         if x.kind == kind or y.kind == kind:  # refined since it was listed
             left, right = _flatten(x, kind) + left, _flatten(y, kind) + right
             continue
-        if x.size != y.size:
+        if x.size != y.size:  # cut the longer one to the length of the other and keep the rest for the next turn
             long, short, rest = (x, y, left) if x.size > y.size else (y, x, right)
             if kind == "sum":
                 pair = cut(long, [short.size, long.size - short.size])
@@ -334,6 +339,7 @@ def choose_factors(axis: Axis, heads: str) -> None:
     """
     axis = find(axis)
     if axis.kind == "product":
+        # If two factors scaled, the axis would shrink with the square of the width.
         free = [factor for factor in factors(axis) if not is_frozen(factor)]
         narrow_heads = heads == "dim" and any("heads" in leaf.tags for leaf in leaves(axis))
         for factor in free[:-1] if narrow_heads else free[1:]:

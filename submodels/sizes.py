@@ -44,6 +44,7 @@ class Traced(int):
         self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
         return self
 
+    # Only an equality that holds is a relation between sizes; that two sizes differ says nothing of other widths.
     def __eq__(self, other):
         equal = int.__eq__(self, other)
         if equal is True and isinstance(other, Traced) and self.owner is other.owner:
@@ -56,7 +57,7 @@ class Traced(int):
     __hash__ = int.__hash__
 
     def __reduce__(self):
-        return int, (int(self),)
+        return int, (int(self),)  # copies and pickles are plain: what was traced does not outlive the run
 
 
 def _arithmetic(name: str, symbol: str, swap: bool):
@@ -82,6 +83,7 @@ class TracedShape(tuple):
     """A shape of traced integers."""
 
     def numel(self) -> int:
+        """The product of the sizes, as a traced integer."""
         total = 1
         for size in self:
             total = total * size
@@ -117,7 +119,7 @@ class Sizes(TorchFunctionMode):
                     vars(module)[key] = self._sourced(value, (path, key))
 
     def _sourced(self, value: Any, source: Attribute) -> Any:
-        if type(value) is int and value > 1:
+        if type(value) is int and value > 1:  # not a bool; and 0 and 1 measure no axis that could shrink
             return Traced(value, source=source, owner=self)
         if type(value) in (tuple, list):
             items = [self._sourced(item, (*source, i)) for i, item in enumerate(value)]
@@ -216,12 +218,13 @@ class Sizes(TorchFunctionMode):
         if isinstance(indices, int):
             self._equal_parts(out, dim)
         else:
-            for place in indices:
-                self._slice(x, dim, place, None)
+            for edge in indices:
+                self._slice(x, dim, edge, None)
 
     def _equal_parts(self, parts, dim: int) -> None:
         """``chunk`` and ``split(n)`` cut by counting: their parts must shrink alike at every width."""
         axes = [self.tracer[part][dim] for part in parts]
+        # A last part that is shorter does not stay the shorter one in the same proportion at every width.
         if len({axis.size for axis in axes}) > 1:
             for axis in axes:
                 freeze(axis, "op:chunk of unequal parts")
@@ -235,8 +238,8 @@ class Sizes(TorchFunctionMode):
         for edge in (start, stop):
             if edge is None or edge == 0 or edge >= axis.size or -edge >= axis.size:
                 continue
-            place = edge % axis.size
-            pieces = cut(axis, [place, axis.size - place])
+            front = edge % axis.size
+            pieces = cut(axis, [front, axis.size - front])
             if pieces is None:
                 freeze(axis, "op:slice")
             elif edge > 0:
@@ -247,7 +250,7 @@ class Sizes(TorchFunctionMode):
     def _index(self, x: Tensor, key: Any) -> None:
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, Tensor | list) for item in key):
-            return
+            return  # the rule of the operation `index` covers these
         used = sum(item is not None and item is not Ellipsis for item in key)
         dim = 0
         for item in key:
@@ -278,7 +281,7 @@ class Sizes(TorchFunctionMode):
 
         Args:
             strict: freeze the axis as well if the integer comes from a formula that cannot be solved. A ``view`` of a
-                wrong size fails and is found out by the self-check; a slice of a wrong size is just wrong.
+                wrong size fails in the self-check; a slice of a wrong size runs and is wrong.
         """
         if not isinstance(size, int) or size < 1 or int(size) != axis.size:
             return
@@ -297,7 +300,7 @@ class Sizes(TorchFunctionMode):
         self._checked.append((a, b))
 
     def _measured(self, size: int) -> Axis | None:
-        """The axis an integer is known to measure; a plain number measures a fixed one."""
+        """The axis that an integer measures, None if that is unknown; a plain number measures a fixed one."""
         if not isinstance(size, Traced):
             return fixed(size, "literal size in the code")
         return size.axis or next(iter(self.attributes.get(size.source, ())), None)
@@ -319,13 +322,14 @@ class Sizes(TorchFunctionMode):
             freeze(axis, "a size computed in a way that cannot be followed")
 
     def finish(self) -> None:
-        """Use what only the whole run can tell: formulas, and sizes that must stay equal."""
+        """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
         for a, b in self._checked:
-            for known, size in ((self._measured(a), b), (self._measured(b), a)):
-                if known is not None:
-                    self.link(size, known)
+            for axis, size in ((self._measured(a), b), (self._measured(b), a)):
+                if axis is not None:
+                    self.link(size, axis)
+        # Axes that already grow alike stay separate groups: to unify them would couple channels without need.
         for axes in self._alike():
             for axis in axes[1:]:
                 if axis.size == axes[0].size and growth(axis) != growth(axes[0]):
@@ -342,7 +346,8 @@ class Sizes(TorchFunctionMode):
         return self._equal + list(self.attributes.values())
 
 
-# Calls that shape a tensor by integers. A key is hashable even where, as for `shape`, each access makes a new wrapper.
+# Calls that read sizes or shape tensors by them. Every access of `Tensor.shape.__get__` makes a new wrapper, but all of
+# them are equal and hash alike.
 _HANDLERS: dict[Callable, Callable[..., Any]] = {
     torch.Tensor.shape.__get__: Sizes._shape,
     torch.Tensor.size: Sizes._size,

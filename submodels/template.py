@@ -26,9 +26,10 @@ class Template:
             for name, x in named_tensors(model)
         }
         module = rebuild(model, small)
-        for (path, key, *places), term in axis_map.attributes.items():
+        # Integers the trace followed first; then torch's own layers, whose sizes nobody reads and only repr shows.
+        for (path, key, *positions), term in axis_map.attributes.items():
             owner = vars(module.get_submodule(path))
-            owner[key] = _replaced(owner[key], places, term.size(counts))
+            owner[key] = _replaced(owner[key], positions, term.size(counts))
         for part in module.modules():
             _update_layer(part)
         return cls(module)
@@ -41,10 +42,10 @@ class Template:
         return self._skeleton.build({key: tensors[name] for name, key in self._names})
 
 
-def _replaced(value: Any, places: Sequence[int], new: int) -> Any:
-    if not places:
+def _replaced(value: Any, positions: Sequence[int], new: int) -> Any:
+    if not positions:
         return new
-    first, *rest = places
+    first, *rest = positions
     return type(value)(_replaced(item, rest, new) if i == first else item for i, item in enumerate(value))
 
 
@@ -68,7 +69,7 @@ def _embedding(weight: Tensor, _layer: nn.Module) -> dict[str, Any]:
     return {"num_embeddings": weight.shape[0], "embedding_dim": weight.shape[1]}
 
 
-# Class of a layer -> the sizes it announces, from its weight. A subclass is found before its parents.
+# Class of a layer -> the sizes it announces, given its weight and itself; of several classes the most derived one wins.
 _SIZES: dict[type, Callable[[Tensor, nn.Module], dict[str, Any]]] = {
     nn.Linear: _linear,
     nn.modules.conv._ConvTransposeNd: _conv_transpose,

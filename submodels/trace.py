@@ -31,11 +31,11 @@ class Declared:
 
 @dataclass
 class Trace:
-    """What one run showed: the axes of every tensor of the model, and what integers measure."""
+    """Result of a run: the axes of every tensor of the model, and what integers measure."""
 
     axes: dict[str, list[Axis]]
     attributes: dict[Attribute, Axis]
-    unknown: dict[str, int] = field(default_factory=dict)  # operations without a rule -> how often they froze an axis
+    unknown: dict[str, int] = field(default_factory=dict)  # operation without a rule -> number of calls that froze
     notes: list[str] = field(default_factory=list)
 
 
@@ -68,7 +68,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        name = func._schema.name.split("::")[1].rstrip("_")
+        name = func._schema.name.split("::")[1].rstrip("_")  # in-place operations relate axes as the others do
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         if not inputs:
             return out
@@ -94,6 +94,7 @@ def trace(
         raise
     except Exception as error:  # whatever a forward may raise
         result = _observe_real(model, inputs, kwargs, declared, heads, error)
+    # Formulas are solved last: what their parts measure may only turn up later in the run.
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
     axes = [axis for row in result.trace.axes.values() for axis in row] + list(result.trace.attributes.values())
@@ -134,7 +135,9 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     for x in tree_flatten((inputs, kwargs))[0]:
         if isinstance(x, Tensor):
             tracer[x] = [fixed(n, "model input") for n in x.shape]
+    # Taken before the run: a forward may replace its buffers, and tied tensors need their axes under every name.
     named = {name: tracer[x] for name, x in named_tensors(model, aliases=True)}
+    # `model` is a copy: its integers can be replaced by traced ones without touching the user's.
     sizes.follow_attributes(model)
     _tie_attention_modules(model, tracer, sizes)
     notes = []
@@ -200,6 +203,8 @@ def _tie_attention_modules(model: nn.Module, tracer: Tracer, sizes: Sizes) -> No
 @contextmanager
 def _quiet_caches():
     """Switch off what would hide a run from its observers: fused attention and the shape cache of einops."""
+    # einops caches recipes by shape, and traced integers of equal value are equal: a second layer of the same sizes
+    # would be handed the integers of the first.
     engine = einops.einops
     fast = torch.backends.mha.get_fastpath_enabled()
     cached = engine._reconstruct_from_shape
