@@ -278,13 +278,16 @@ class ValueDependent(nn.Module):
 
 
 @pytest.mark.parametrize("module", [*CUTTABLE, Keeper, ValueDependent])
-def test_tracing_and_cutting_leave_the_model_as_it_was(module):
+def test_tracing_and_cutting_leave_the_model_as_it_was_and_all_integers_plain(module):
     model = module()
     next(model.children()).eval()  # flags that differ
     before = _picture(model)
     scalable = ScalableModel(model, torch.ones(IMAGE))
-    scalable.extract(0.5)
+    small = scalable.extract(0.5).module
     _same_picture(before, _picture(model))
+    for part in [*model.modules(), *small.modules()]:
+        for name, value in vars(part).items():
+            assert all(type(n) in (int, bool) for n in _integers(value)), name
 
 
 def test_verifying_leaves_the_model_as_it_was():
@@ -300,15 +303,6 @@ def _integers(value):
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _integers(item)
-
-
-@pytest.mark.parametrize("module", CUTTABLE)
-def test_integers_of_the_model_and_of_its_sub_models_are_plain(module):
-    model = module()
-    small = ScalableModel(model, torch.zeros(IMAGE)).extract(0.5).module
-    for part in [*model.modules(), *small.modules()]:
-        for name, value in vars(part).items():
-            assert all(type(n) in (int, bool) for n in _integers(value)), name
 
 
 def test_switches_of_the_libraries_are_put_back():
