@@ -1,5 +1,6 @@
 """One method from beginning to end: its epochs, where they go on from, the steps it may take, and its metrics."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -126,7 +127,11 @@ def test_evaluation_can_be_left_to_every_other_epoch():
 
 def test_validation_figures_are_in_the_last_row_and_those_of_validation_data():
     setting = setting_of(tail_average=0.0)
+    # Every label of the validation data is wrong, so that no figure of the test data can pass for one of theirs.
+    clients = tuple(replace(client, val=(client.val[0], 1 - client.val[1])) for client in setting.clients)
+    setting = replace(setting, clients=clients)
     *_, last = epochs(setting, "local", steps=20)
+    assert last.history[-1]["val_accuracy_mean"] < 0.4 < 0.6 < last.history[-1]["accuracy_mean"]
     assert ["val_accuracy_mean" in row for row in last.history] == [False, False, False, True]
     for part, prefix in (("val", "val_"), ("test", "")):
         accuracies = []
