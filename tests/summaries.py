@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hetperm.runs.files import mean_and_spread
+from hetperm.runs.summary import mean_and_spread
 
 WIDTHS = {"entry": 0.0625, "flagship": 1.0, "mid": 0.25}  # neither by size nor by name
 TIERS = ("mid", "entry", "flagship", "entry", "mid", "entry")  # of clients 0 to 5

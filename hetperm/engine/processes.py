@@ -180,23 +180,23 @@ class SharedBuffer:
         buffers: list[pickle.PickleBuffer] = []
         text = io.BytesIO()
         _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
-        first, places = 0, []
+        first, spans = 0, []  # a span of the buffer, or the bytes themselves once it is full
         for buffer in buffers:
             raw = buffer.raw()
             last = first + raw.nbytes
             if last > self.size:
-                places.append(bytes(raw))
+                spans.append(bytes(raw))
                 continue
             self._memory[first:last] = raw
-            places.append((first, last))
+            spans.append((first, last))
             first = last
-        return pickle.dumps((text.getvalue(), places))
+        return pickle.dumps((text.getvalue(), spans))
 
     def read(self, message: bytes) -> Any:
         """The value of a message; its tensors are in memory of their own."""
-        text, places = pickle.loads(message)
+        text, spans = pickle.loads(message)
         return pickle.loads(
-            text, buffers=[bytearray(at if isinstance(at, bytes) else self._memory[slice(*at)]) for at in places]
+            text, buffers=[bytearray(span if isinstance(span, bytes) else self._memory[slice(*span)]) for span in spans]
         )
 
 
