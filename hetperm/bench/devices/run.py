@@ -89,8 +89,8 @@ def _enforcement(
     slack = 0 if machinery.limit is None else limits.slack([width.overhead_bytes for width in measured.values()])
     if slack > LARGEST_SLACK and not unusable:
         unusable = (
-            f"torch takes up to {slack / MB:.1f} MB beside its tensors, and more than {LARGEST_SLACK / MB:g} MB of slack "
-            "would prove nothing"
+            f"torch takes up to {slack / MB:.1f} MB beside its tensors, and more than {LARGEST_SLACK / MB:g} MB of "
+            "slack would prove nothing"
         )
     return Enforcement(machinery.devices, machinery.limit, slack, rehearsed, options.device_mb, unusable)
 
