@@ -19,8 +19,8 @@ setup: ## make or repair .venv
 	    echo "error: no '$(PYTHON)' on this machine; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" scripts/setup_venv.py
 
-test: lint ## check the style, then run every test (ARGS go to pytest)
-	$(VENV) -m pytest $(ARGS)
+test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
+	$(VENV) -m pytest --numprocesses auto $(ARGS)
 
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)

@@ -16,6 +16,8 @@ ALGORITHMS = (
     *("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
     *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
+Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
+WidthsFrom = Literal["profile", "budget"]
 SHIPPED = Path(__file__).resolve().parent / "configs"  # the project's configs/, also in the wheel
 
 
@@ -61,7 +63,7 @@ class Config:
     capacity_profile: str = "mobile"
     """How sizes are spread over clients: mobile, mobile-ram, iot, edge-cluster, cross-silo, uniform5, homogeneous, or a
     TOML file."""
-    widths_from: Literal["profile", "budget"] = "profile"
+    widths_from: WidthsFrom = "profile"
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: Annotated[str, algorithm_name] = "perm"
     """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, heterofl, feddropout, fedrolex or fjord; with
@@ -156,7 +158,7 @@ class Config:
     """Precision of models and data."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
-    engine: Literal["auto", "sequential", "batched", "threads", "processes"] = "auto"
+    engine: Engine = "auto"
     """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
     several threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
     workers: Annotated[int, whole(1)] = 1

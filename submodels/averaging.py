@@ -1,4 +1,4 @@
-"""Average of sub-models: every coordinate over those that cover it."""
+"""Average of sub-models: every coordinate over the sub-models that cover it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -24,7 +24,7 @@ def average(
             rows), or (rows,) for the same rows everywhere.
 
     Example:
-        Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_average.py``.
+        Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_averaging.py``.
     """
     updates = list(updates)
     stranger = next((name for name in rows or () if name not in w), None)
@@ -46,6 +46,7 @@ def average(
 
 
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
+    # Sums run in single precision at least: in bfloat16 a sum of ones stops at 256.
     total = torch.empty_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
     groups: dict[IndexSet | Whole, list[int]] = {}
     for i, (_, index, _) in enumerate(updates):
@@ -58,13 +59,14 @@ def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | Non
     if whole is None:
         total.zero_()
         weights = torch.zeros_like(total)
-    else:  # somebody has all of it: begin with that
+    else:  # some clients cover the whole tensor: no coordinate is left out, and nothing need be zeroed first
         members = groups.pop(whole)
         for k, (part, _) in enumerate(terms(members)):
             whole.scatter_(name, total, part, accumulate=k > 0)
         weights = torch.full_like(total, sum(updates[i][2] for i in members))
     for index, members in groups.items():
-        part, weight = _sum(terms(members))  # scattered only once
+        # Clients with equal index sets are added up while small and scattered once.
+        part, weight = _sum(terms(members))
         index.scatter_(name, total, part, accumulate=True)
         index.scatter_(name, weights, weight.expand_as(part), accumulate=True)
     if whole is None:
@@ -80,11 +82,11 @@ def _term(name: str, update: Update, vote: Tensor | None, like: Tensor) -> tuple
     if vote is None:
         return part, p
     vote = vote.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
-    return torch.where(vote, part, 0), torch.where(vote, p, 0)  # no product: what has no say may be anything
+    return torch.where(vote, part, 0), torch.where(vote, p, 0)  # not a product: a masked value may be NaN
 
 
 def _sum(terms: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The sums of both; the first term may be somebody's own tensor, and is not added to."""
+    """(sum of tensors, sum of weights); the first tensor may belong to a client and is not changed in place."""
     total, weight = next(terms)
     for k, (part, p) in enumerate(terms):
         total = total + part if k == 0 else total.add_(part)

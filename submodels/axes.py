@@ -86,6 +86,7 @@ def tag(axis: Axis, *labels: str) -> None:
 
 def product(parts: Sequence[Axis]) -> Axis:
     """The axis that runs over all combinations of the parts, the last one fastest."""
+    # Factors of one position change nothing, and without them equal products have equal lists of factors.
     flat = [factor for part in parts for factor in factors(part) if factor.size != 1]
     return _composite("product", flat, math.prod(factor.size for factor in flat))
 
@@ -122,7 +123,7 @@ def _flatten(axis: Axis, kind: str) -> list[Axis]:
 
 
 def _bind(atom: Axis, kind: str, parts: list[Axis]) -> None:
-    """Refine an atom into a composite; what was known of it holds for its parts."""
+    """Refine an atom into a composite; its tags, pin and reason pass to the parts."""
     for part in parts:
         for leaf in leaves(part):
             leaf.tags |= atom.tags
@@ -146,7 +147,8 @@ def split_factor(axis: Axis, lead: int) -> tuple[Axis, Axis] | None:
     if axis.kind == "product":
         got = regroup([axis], [lead, rest])
         return (got[0], got[1]) if got else None
-    runs = cut(axis, [rest] * lead)  # a concatenation of `lead` equal runs is the product of `lead` and one run
+    # A concatenation of `lead` equal runs is the product of `lead` and one run.
+    runs = cut(axis, [rest] * lead)
     if runs is None or not all([unify(runs[0], run) for run in runs[1:]]):
         return None
     return fixed(lead, "equal parts"), runs[0]
@@ -159,24 +161,32 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
     todo = _merge_frozen([factor for axis in axes for factor in factors(axis) if factor.size != 1])
     out = []
     for size in sizes:
-        taken, missing = [], size
-        while missing > 1:
-            if not todo:
-                return None
-            factor = find(todo.pop(0))
-            if factor.kind == "product":  # refined since it was listed
-                todo = factors(factor) + todo
-            elif missing % factor.size == 0:
-                taken.append(factor)
-                missing //= factor.size
-            elif factor.size % missing == 0 and (pair := split_factor(factor, missing)):
-                taken.append(pair[0])
-                todo.insert(0, pair[1])
-                missing = 1
-            else:
-                return None
-        out.append(product(taken))
+        taken = _take_factors(todo, size)
+        if taken is None:  # stop here: going on would refine axes to no avail
+            return None
+        out.append(taken)
     return out if not todo else None
+
+
+def _take_factors(todo: list[Axis], size: int) -> Axis | None:
+    """The axis of ``size`` positions made of the leading factors, which leave ``todo``; None if they do not fit."""
+    taken = []
+    while size > 1:
+        if not todo:
+            return None
+        factor = find(todo.pop(0))
+        if factor.kind == "product":  # refined since it was listed
+            todo[:0] = factors(factor)
+        elif size % factor.size == 0:
+            taken.append(factor)
+            size //= factor.size
+        elif factor.size % size == 0 and (pair := split_factor(factor, size)):
+            taken.append(pair[0])
+            todo.insert(0, pair[1])
+            size = 1
+        else:
+            return None
+    return product(taken)
 
 
 def _merge_frozen(parts: list[Axis]) -> list[Axis]:
@@ -207,6 +217,7 @@ def cut(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
 
 
 def _cut_product(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
+    # Only the slowest factor can be cut into runs, and only at multiples of what it steps over.
     lead, *tail = factors(axis)
     inner = math.prod(factor.size for factor in tail)
     if any(size % inner for size in sizes):
@@ -218,23 +229,30 @@ def _cut_product(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
 def _cut_sum(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
     todo, out = segments(axis), []
     for size in sizes:
-        taken, missing = [], size
-        while missing > 0:
-            segment = find(todo.pop(0))
-            if segment.kind == "sum":  # refined since it was listed
-                todo = segments(segment) + todo
-            elif segment.size <= missing:
-                taken.append(segment)
-                missing -= segment.size
-            else:
-                pair = cut(segment, [missing, segment.size - missing])
-                if pair is None:
-                    return None
-                taken.append(pair[0])
-                todo.insert(0, pair[1])
-                missing = 0
-        out.append(concat(taken))
+        taken = _take_segments(todo, size)
+        if taken is None:
+            return None
+        out.append(taken)
     return out
+
+
+def _take_segments(todo: list[Axis], size: int) -> Axis | None:
+    """The axis of ``size`` positions made of the leading segments, which leave ``todo``; None if they do not fit."""
+    taken = []
+    while size > 0:
+        segment = find(todo.pop(0))
+        if segment.kind == "sum":  # refined since it was listed
+            todo[:0] = segments(segment)
+        elif segment.size <= size:
+            taken.append(segment)
+            size -= segment.size
+        elif pair := cut(segment, [size, segment.size - size]):
+            taken.append(pair[0])
+            todo.insert(0, pair[1])
+            size = 0
+        else:
+            return None
+    return concat(taken)
 
 
 def unify(a: Axis, b: Axis) -> bool:
@@ -243,6 +261,7 @@ def unify(a: Axis, b: Axis) -> bool:
     if a is b:
         return True
     assert a.size == b.size, f"axes of different sizes cannot be equal: {a} and {b}"
+    # A frozen axis needs no structure: freezing the other is all that equality asks, however either is composed.
     if is_frozen(a) or is_frozen(b):
         why = reason(a) if is_frozen(a) else reason(b)
         freeze(a, why)
@@ -259,7 +278,7 @@ def _unify(a: Axis, b: Axis) -> bool:
     if a.kind is not None and b.kind is None:
         a, b = b, a
     if a.kind is None:
-        if any(leaf is a for leaf in leaves(b)):
+        if any(leaf is a for leaf in leaves(b)):  # an axis that contains itself has no finite size
             return False
         for leaf in leaves(b):
             leaf.tags |= a.tags
@@ -270,6 +289,7 @@ def _unify(a: Axis, b: Axis) -> bool:
         return _unify_parts(factors(a), factors(b), "product")
     if a.kind == b.kind == "sum":
         return _unify_parts(segments(a), segments(b), "sum")
+    # A sum and a product: the product is cut where the sum's parts end.
     total, other = (a, b) if a.kind == "sum" else (b, a)
     parts = segments(total)
     pieces = cut(other, [part.size for part in parts])
@@ -283,7 +303,7 @@ def _unify_parts(left: list[Axis], right: list[Axis], kind: str) -> bool:
         if x.kind == kind or y.kind == kind:  # refined since it was listed
             left, right = _flatten(x, kind) + left, _flatten(y, kind) + right
             continue
-        if x.size != y.size:
+        if x.size != y.size:  # cut the longer one to the length of the other and keep the rest for the next turn
             long, short, rest = (x, y, left) if x.size > y.size else (y, x, right)
             if kind == "sum":
                 pair = cut(long, [short.size, long.size - short.size])
@@ -319,6 +339,7 @@ def choose_factors(axis: Axis, heads: str) -> None:
     """
     axis = find(axis)
     if axis.kind == "product":
+        # If two factors scaled, the axis would shrink with the square of the width.
         free = [factor for factor in factors(axis) if not is_frozen(factor)]
         narrow_heads = heads == "dim" and any("heads" in leaf.tags for leaf in leaves(axis))
         for factor in free[:-1] if narrow_heads else free[1:]:

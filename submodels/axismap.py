@@ -25,9 +25,9 @@ class ChannelGroup:
     """Channels that are kept or dropped together wherever they appear.
 
     Attributes:
-        size: how many channels there are.
+        size: number of channels.
         tags: what they are (heads, groups) and which operations mix them (``op:mean``, ``norm:layer_norm``).
-        members: (tensor name, axis) of every place they appear in.
+        members: (tensor name, axis) of every axis they appear in.
     """
 
     id: int
@@ -56,7 +56,7 @@ class AxisMap:
         frozen_by: (tensor name, axis) -> why that axis is always whole.
         statistics: names of batch-norm running statistics; they are never averaged or written back.
         unknown: operations without a rule that froze an axis, with their number.
-        notes: what else happened while the map was made, one sentence each.
+        notes: warnings from making the map, one sentence each.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -107,7 +107,7 @@ class AxisMap:
     @classmethod
     def _compiled(cls, model: nn.Module, run: Trace) -> "AxisMap":
         atoms: dict[int, int] = {}
-        found: list[Axis] = []
+        free: list[Axis] = []
 
         def compile_axis(axis: Axis) -> Term:
             axis = find(axis)
@@ -117,9 +117,10 @@ class AxisMap:
                 if axis.kind == "product":
                     return Product(tuple(map(compile_axis, factors(axis))))
                 return Sum(tuple(map(compile_axis, segments(axis))))
+            # Groups are numbered in the order of the tensors they first appear in, so equal runs give equal maps.
             if id(axis) not in atoms:
-                atoms[id(axis)] = len(found)
-                found.append(axis)
+                atoms[id(axis)] = len(free)
+                free.append(axis)
             return Group(atoms[id(axis)])
 
         dims = {name: tuple(map(compile_axis, row)) for name, row in run.axes.items()}
@@ -130,13 +131,13 @@ class AxisMap:
             for i, axis in enumerate(row)
             if is_frozen(axis) and axis.size > 1
         }
-        members: dict[int, list[tuple[str, int]]] = {i: [] for i in range(len(found))}
+        members: dict[int, list[tuple[str, int]]] = {i: [] for i in range(len(free))}
         for name, row in dims.items():
             for i, term in enumerate(row):
                 for group in set(term.groups()):
                     members[group].append((name, i))
         groups = tuple(
-            ChannelGroup(i, axis.size, frozenset(axis.tags), tuple(members[i])) for i, axis in enumerate(found)
+            ChannelGroup(i, axis.size, frozenset(axis.tags), tuple(members[i])) for i, axis in enumerate(free)
         )
         return cls(
             groups=groups,
@@ -193,9 +194,10 @@ class AxisMap:
             return renumber(without(term, gone, self.sizes), ids)
 
         dims = {name: tuple(map(rewrite, row)) for name, row in self.dims.items()}
+        # An axis made of several groups may still scale by another: only those that became whole get the reason.
         reasons = {
-            place: why for group in self.groups if group.id in gone for place in group.members
-            if not scales(dims[place[0]][place[1]])
+            (name, axis): why for group in self.groups if group.id in gone for name, axis in group.members
+            if not scales(dims[name][axis])
         }  # fmt: skip
         return replace(
             self,
@@ -217,10 +219,9 @@ class AxisMap:
         for source, term in self.attributes.items():
             lines.append(f"{'.'.join(map(str, source)).lstrip('.'):<{width}}  {term.show(names)}")
         for why in sorted({why for why in self.frozen_by.values() if why not in _EXPECTED}):
-            places = [f"{name}[{i}]" for (name, i), w in self.frozen_by.items() if w == why]
-            lines.append(
-                f"kept whole ({why}): {', '.join(places[:4])}{f' and {len(places) - 4} more' * (len(places) > 4)}"
-            )
+            axes = [f"{name}[{i}]" for (name, i), w in self.frozen_by.items() if w == why]
+            more = f" and {len(axes) - 4} more" if len(axes) > 4 else ""
+            lines.append(f"kept whole ({why}): {', '.join(axes[:4])}{more}")
         return "\n".join([*lines, *self.notes])
 
 

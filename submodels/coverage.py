@@ -1,4 +1,4 @@
-"""How much of the world can be cut: one small model of every timm and torchvision family.
+"""Which models can be cut: one small model of every timm and torchvision family.
 
 ``python -m submodels.coverage`` traces each, compares the sub-model of half the width with the masked model in float64
 and prints one row. Results are kept in ``docs/coverage.jsonl`` as they come, so an interrupted run continues where it
@@ -48,10 +48,12 @@ class Row:
 
     @property
     def exact(self) -> bool:
+        """True if sub-model and masked model agree, forward and backward, and a round trip loses nothing."""
         return not self.error and self.round_trip and self.forward <= 1e-7 and self.gradient <= 1e-6
 
     @property
     def covered(self) -> bool:
+        """True if the sub-model is exact and small."""
         return self.exact and self.share <= COMPRESSED
 
 
@@ -139,7 +141,7 @@ def examine(family: str, name: str) -> Row:
 
 
 def _reasons(scalable) -> list[str]:
-    """What kept parameters whole, the weightiest first."""
+    """The three reasons that keep the most parameters whole."""
     axis_map, weight = scalable.axis_map, {}
     for (name, _), why in axis_map.frozen_by.items():
         if name in axis_map.parameters and why not in ("model input", "model output", "kernel", "spatial"):
@@ -170,12 +172,13 @@ def run(todo: list[tuple[str, list[str]]], store: Path, jobs: int, limit: float)
             ours, theirs = context.Pipe()
             process = context.Process(target=_worker, args=(family, members, theirs))
             process.start()
-            theirs.close()
+            theirs.close()  # or the end of a dead process would stay open here, and its silence go unnoticed
             running.append((family, process, ours, time.monotonic()))
         for job in list(running):
             family, process, connection, started = job
             if not connection.poll(0.1) and time.monotonic() - started < limit:
                 continue
+            # A process that dies closes its end of the pipe, which polls as ready and then has nothing to receive.
             try:
                 row = connection.recv() if connection.poll(0) else Row(family, error=f"no answer within {limit:.0f} s")
             except EOFError:
@@ -212,7 +215,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def write_table(rows: list[Row], path: Path) -> None:
-    """The committed table."""
+    """Write the table that is kept in the repository."""
     import timm
     import torchvision
 
@@ -251,6 +254,7 @@ def load(store: Path) -> dict[str, Row]:
 
 
 def main() -> int:
+    """Run the command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m submodels.coverage", description=__doc__.split("\n\n")[0])
     parser.add_argument("models", nargs="*", help="examine just these, e.g. timm:resnet18, and keep nothing")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
@@ -272,8 +276,8 @@ def main() -> int:
     everything, done = dict(families()), load(store)
     print(HEADER)
     run([item for item in everything.items() if item[0] not in done], store, options.jobs, options.limit)
-    known = load(store)
-    rows = [known.get(family, Row(family, error="crashed; run again to see why")) for family in everything]
+    rows_by_family = load(store)
+    rows = [rows_by_family.get(family, Row(family, error="crashed; run again to see why")) for family in everything]
     write_table(rows, options.out / "coverage.md")
     print(summary(rows))
     return 1 if any(row.error for row in rows) else 0

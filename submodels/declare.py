@@ -30,6 +30,7 @@ class _Names:
         self._axes: dict[str, Axis] = {}
 
     def axis(self, name: str) -> Axis:
+        """The axis of a name; pinned, so that what the run cannot explain does not freeze it."""
         if name not in self._axes:
             self._axes[name] = Axis(self.sizes[name], pinned=True)
         return self._axes[name]
@@ -46,14 +47,14 @@ def declare(model: nn.Module, patterns: Mapping[str, str]) -> Declared:
     sources = {".".join(map(str, source)).lstrip("."): source for source in integers}
     names, tensors, attributes = _Names(), [], []
     for key, pattern in patterns.items():
-        found = _matches(key, shapes)
-        for name, captured in found:
+        matches = _matches(key, shapes)
+        for name, captured in matches:
             tensors.append((name, _parse(_fill(pattern, captured, key), name), shapes[name]))
-        if not found:
-            found = _matches(key, sources)
-            for path, captured in found:
+        if not matches:  # not a tensor: an integer, perhaps
+            matches = _matches(key, sources)
+            for path, captured in matches:
                 attributes.append((path, _parse(_fill(pattern, captured, key), path), (integers[sources[path]],)))
-        if not found:
+        if not matches:
             raise ValueError(f"declare: {key!r} names no parameter, buffer or integer attribute of this model")
     _solve_sizes([*tensors, *attributes], names)
     axes = {name: [_axis(t, n, names) for t, n in zip(terms, shape, strict=True)] for name, terms, shape in tensors}
@@ -69,20 +70,20 @@ def _under_every_name(model: nn.Module, axes: dict[str, list[Axis]]) -> dict[str
 
 def _integers(model: nn.Module) -> dict[Attribute, int]:
     """Attribute -> its value, for every integer stored in a module, also in tuples and lists."""
-    found: dict[Attribute, int] = {}
+    integers: dict[Attribute, int] = {}
 
-    def look(source: Attribute, value) -> None:
+    def collect(source: Attribute, value) -> None:
         if type(value) is int:
-            found[source] = value
+            integers[source] = value
         elif type(value) in (tuple, list):
             for i, item in enumerate(value):
-                look((*source, i), item)
+                collect((*source, i), item)
 
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             if not key.startswith("_"):
-                look((path, key), value)
-    return found
+                collect((path, key), value)
+    return integers
 
 
 def _matches(key: str, names: Mapping[str, object]) -> list[tuple[str, tuple[str, ...]]]:
@@ -134,10 +135,11 @@ def _written(term) -> str:
 
 
 def _solve_sizes(rows: list[tuple[str, list, tuple[int, ...]]], names: _Names) -> None:
-    """Find the size of every name from the shapes; a product or sum tells the one size it does not know."""
+    """Find the size of every name from the shapes; a product or sum determines its one unknown size."""
     for name, terms, shape in rows:
         if len(terms) != len(shape):
             raise ValueError(f"declare: {name!r} has {len(shape)} axes but its pattern has {len(terms)}")
+    # A size learnt from one axis may be what another was short of: repeat until nothing new is learnt.
     before = -1
     while before != len(names.sizes):
         before = len(names.sizes)
@@ -146,13 +148,13 @@ def _solve_sizes(rows: list[tuple[str, list, tuple[int, ...]]], names: _Names) -
                 _learn(term, size, names, name)
     for name, terms, shape in rows:
         for term, size in zip(terms, shape, strict=True):
-            known = _size(term, size, names)
-            if known is None:
+            total = _size(term, size, names)
+            if total is None:
                 raise ValueError(
                     f"declare: the sizes in {_written(term)} of {name!r} are not determined; declare the axis alone"
                 )
-            if known != size:
-                raise ValueError(f"declare: an axis of {name!r} has {size} positions but its pattern has {known}")
+            if total != size:
+                raise ValueError(f"declare: an axis of {name!r} has {size} positions but its pattern has {total}")
 
 
 def _size(term, size: int | None, names: _Names) -> int | None:
@@ -175,6 +177,7 @@ def _learn(term, size: int, names: _Names, name: str) -> None:
     if sizes.count(None) == 1:
         rest = [n for n in sizes if n is not None]
         whole = math.prod(rest) if term[0] == "*" else sum(rest)
+        # A product that does not divide is noticed when all sizes are compared in the end.
         missing = size // whole if term[0] == "*" else size - whole
         if missing < 1:
             raise ValueError(f"declare: an axis of {name!r} has {size} positions, fewer than {_written(term)} needs")

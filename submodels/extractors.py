@@ -51,7 +51,8 @@ class Rolling:
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         step = self.step if self.step >= 1 else self.step * group.size
-        return (torch.arange(kept) + math.floor(round * step + 1e-9)) % group.size  # 0.29 of 100 is 29
+        # The guard: 0.29 * 100 is 28.999999999999996 in floating point, and means 29.
+        return (torch.arange(kept) + math.floor(round * step + 1e-9)) % group.size
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Random:
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         key = f"{self.seed} {round} {client} {group.id}".encode()
-        seed = int.from_bytes(hashlib.sha256(key).digest()[:7], "big")  # hash() would differ between processes
+        # A hash, so that neighbouring rounds draw independently; sha256, as hash() differs between processes.
+        seed = int.from_bytes(hashlib.sha256(key).digest()[:7], "big")
         return torch.randperm(group.size, generator=torch.Generator().manual_seed(seed))[:kept].sort().values
 
 
@@ -83,6 +85,7 @@ class Importance:
                 squares = x.detach().cpu().double().square()
                 energy = squares.sum(rest) if rest else squares
                 for group in set(term.groups()):
+                    # Every position counts for its channel: all 64 features of a head, all pixels of a flattened map.
                     owner = owners(term, group, model.sizes)
                     scores[group].index_add_(0, owner[owner >= 0], energy[owner >= 0])
         return cls(tuple(scores))

@@ -13,8 +13,8 @@ from torch import Tensor
 from submodels.axismap import AxisMap
 from submodels.terms import Term, scales
 
-_MOST_BLOCKS = 64  # beyond this many rectangles an indexed copy is cheaper
-_SMALL = 8192  # up to this many numbers, cut along one axis, two rectangles are dearer than one indexed copy
+_MAX_BLOCKS = 64  # beyond this many rectangles an indexed copy is cheaper
+_SMALL_TENSOR = 8192  # up to this many numbers, cut along one axis, two rectangles are dearer than one indexed copy
 
 Block = tuple[tuple[slice, ...], tuple[slice, ...]]  # (where in the whole tensor, where in the sub-tensor)
 
@@ -33,6 +33,7 @@ class IndexSet:
     axis_map: AxisMap
     kept: tuple[Tensor, ...]
     sizes: tuple[int, ...]
+    # By terms, not by name: all tensors made of the same groups in the same way are cut alike.
     _plans: dict[tuple[Term, ...], "_Plan"] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -131,11 +132,12 @@ class IndexSet:
         """This index set as seen from inside ``outer``, which must keep all its channels; `compose` undoes it."""
         inner = []
         for group, kept, outside in zip(self.axis_map.groups, self.kept, outer.kept, strict=True):
-            place = torch.full((outer.sizes[group.id],), -1)
-            place[outside] = torch.arange(len(outside))
-            if bool((place[kept] < 0).any()):
+            # Global channel -> its number inside ``outer``, -1 where that does not keep it.
+            position = torch.full((outer.sizes[group.id],), -1)
+            position[outside] = torch.arange(len(outside))
+            if bool((position[kept] < 0).any()):
                 raise ValueError(f"group {group.name} keeps channels that the outer sub-model does not have")
-            inner.append(place[kept])
+            inner.append(position[kept])
         return IndexSet(self.axis_map, tuple(inner), outer.counts)
 
     def _plan(self, name: str, whole: Tensor) -> "_Plan":
@@ -168,7 +170,7 @@ def _plan(terms: Sequence[Term], index: IndexSet) -> _Plan:
     for i, positions in indexed:
         runs[i] = _runs(positions)
         count *= len(runs[i])
-        if count > (_MOST_BLOCKS if math.prod(part) > _SMALL or len(indexed) > 1 else 1):
+        if count > (_MAX_BLOCKS if math.prod(part) > _SMALL_TENSOR or len(indexed) > 1 else 1):
             return _Plan(whole, part, None, indexed)
     blocks = tuple((tuple(r[0] for r in block), tuple(r[1] for r in block)) for block in itertools.product(*runs))
     return _Plan(whole, part, blocks, indexed)
@@ -179,6 +181,7 @@ def _runs(positions: Tensor) -> list[tuple[slice, slice]]:
     if not len(positions):
         return []
     numbers = positions.numpy()
+    # A run ends where the next position is not the next number.
     edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
     starts = numbers[edges[:-1]].tolist()
     return [
@@ -187,6 +190,7 @@ def _runs(positions: Tensor) -> list[tuple[slice, slice]]:
 
 
 def _scatter_indexed(indexed: Sequence[tuple[int, Tensor]], into: Tensor, tensor: Tensor, accumulate: bool) -> Tensor:
+    # index_put_ takes any number of axes but is slower than the operations for one.
     if len(indexed) > 1:
         return into.index_put_(_grid(indexed, into), tensor, accumulate=accumulate)
     ((dim, index),) = indexed

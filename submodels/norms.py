@@ -1,4 +1,4 @@
-"""Running statistics of batch norms: left alone in training, filled in for the width that is deployed.
+"""Running statistics of batch norms: left alone in training, computed for the width that is deployed.
 
 The mean and variance that a BatchNorm keeps belong to one width on one client's data: half the channels change the
 input of every later layer, and its variance with it. So running statistics are never averaged across widths, never
@@ -39,7 +39,7 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def check_batch(module: nn.Module, n: int) -> None:
-    """Nothing, or an error if ``n`` samples are too few to train the module's batch norms."""
+    """Refuse to train the module's batch norms on ``n`` samples if these are too few."""
     if n >= 2 or not has_batch_norm(module):
         return
     layer = next(path for path, part in module.named_modules() if isinstance(part, _BatchNorm))
@@ -63,7 +63,7 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def recalibrate(module: nn.Module, batches: Iterable[Tensor | Sequence], *, device: torch.device | None = None) -> None:
-    """Nothing; the running statistics become those of the given batches, all samples weighing the same.
+    """Replace the running statistics by those of the given batches, all samples weighing the same.
 
     Only norms use batch statistics meanwhile: dropout and the like stay off. A norm fed by the data itself ends with
     the mean and the unbiased variance of all samples, however they were batched. Parameters, momenta and training
@@ -94,6 +94,7 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor | Sequence], *, devi
             empty = False
     if empty:
         raise ValueError("no batches to recalibrate from; give at least one batch of 2 or more samples")
+    # All are checked before any is stored: an error leaves every statistic as it was.
     _check_finite(pooled)
     for path, moments in pooled.items():
         _store(norms[path], moments)
@@ -140,21 +141,21 @@ def _hide_while_running(norm: _NormBase, stack: ExitStack) -> None:
     attributes, buffers = vars(norm), norm._buffers
     hidden: list[tuple[bool, Tensor | None, Tensor | None]] = []
 
-    def put(tracking: bool, mean: Tensor | None, var: Tensor | None) -> None:
+    def assign(tracking: bool, mean: Tensor | None, var: Tensor | None) -> None:
         attributes["track_running_stats"], buffers["running_mean"], buffers["running_var"] = tracking, mean, var
 
     def hide(*_: object) -> None:
         hidden.append((norm.track_running_stats, norm.running_mean, norm.running_var))
-        put(False, None, None)
+        assign(False, None, None)
 
-    def show(*_: object) -> None:
+    def restore(*_: object) -> None:
         if hidden:
-            put(*hidden.pop())
+            assign(*hidden.pop())
 
-    stack.callback(show)  # an interrupt may have come between the two hooks
+    stack.callback(restore)  # an interrupt may have come between the two hooks
     stack.callback(norm.register_forward_pre_hook(hide).remove)
     # always_call: also when the norm refuses its input. prepend: contexts inside one another undo in reverse order.
-    stack.callback(norm.register_forward_hook(show, prepend=True, always_call=True).remove)
+    stack.callback(norm.register_forward_hook(restore, prepend=True, always_call=True).remove)
 
 
 @contextmanager

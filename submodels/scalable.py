@@ -19,7 +19,7 @@ from submodels.template import Template
 from submodels.verify import Report, verify
 
 log = logging.getLogger(__name__)
-_MOST_INDICES = 32  # index sets remembered; the clients of a round share a handful
+_MAX_INDICES = 32  # index sets remembered; the clients of a round share a handful
 
 
 class ScalableModel:
@@ -61,6 +61,7 @@ class ScalableModel:
         self.axis_map = runnable(model, traced, self.example_inputs, self.example_kwargs)
         for note in self.axis_map.notes:
             log.warning("%s: %s", type(model).__name__, note)
+        # Widths, index sets and costs recur from round to round and client to client.
         self._templates: dict[tuple[int, ...], Template] = {}
         self._static: dict[tuple[float, tuple[int, ...]], IndexSet] = {}
         self._indices: dict[IndexSet, IndexSet] = {}
@@ -72,6 +73,7 @@ class ScalableModel:
         return self.axis_map.sizes
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of the global model."""
         return self.model.named_parameters()
 
     def index(
@@ -86,24 +88,24 @@ class ScalableModel:
         """The channels that a sub-model of this width keeps.
 
         Args:
-            within: the channels of every group of a sub-model that is cut into in its turn; the global model's if left
-                out. ``width`` is a fraction of the global model even so.
+            within: channels of every group of the sub-model to cut; those of the global model by default. ``width`` is
+                a fraction of the global model either way.
         """
         own = self.sizes if within is None else tuple(within)
         if type(as_extractor(extractor)) is not Static:
-            return self.shared(_index(self.axis_map, own, width, extractor, round=round, client=client))
+            return self._remembered(_index(self.axis_map, own, width, extractor, round=round, client=client))
         # The static part depends on nothing but the two sizes, and is asked for at every visit.
         if (width, own) not in self._static:
             self._static[width, own] = _index(self.axis_map, own, width, extractor, round=0, client=0)
         return self._static[width, own]
 
-    def shared(self, index: IndexSet) -> IndexSet:
-        """The equal index set used last time, if it is still here: it knows already how tensors are cut."""
-        known = self._indices.pop(index, index)
-        self._indices[known] = known  # last used, last in line
-        if len(self._indices) > _MOST_INDICES:
+    def _remembered(self, index: IndexSet) -> IndexSet:
+        """The equal index set of an earlier call, if it is still in the cache: its plans for cutting are made."""
+        remembered = self._indices.pop(index, index)
+        self._indices[remembered] = remembered  # at the end: a dict keeps its order, and the oldest is dropped first
+        if len(self._indices) > _MAX_INDICES:
             del self._indices[next(iter(self._indices))]
-        return known
+        return remembered
 
     def extract(
         self, width: float, extractor: Extractor | str = Static(), *, round: int = 0, client: int = 0
@@ -197,6 +199,7 @@ class Submodel:
         return self.index.counts
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter) of the sub-model."""
         return self.module.named_parameters()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -239,7 +242,7 @@ def _index(
 
 
 def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:
-    """A fresh module with the kept part of a model's tensors; what is trained, and how, is as in the model now."""
+    """A fresh module with the kept part of a model's tensors; flags are as in the model now."""
     tensors = {}
     for name, x in named_tensors(model):
         part = index.gather(name, x.detach())

@@ -1,4 +1,4 @@
-"""Does a cut model run? A map that passed its trace is tried on the meta device, and mended where it does not."""
+"""Self-check of a traced map: run cut models on the meta device and freeze the groups whose cut does not run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from submodels.axismap import AxisMap
 from submodels.skeleton import named_tensors, on_meta, tensors_in
 from submodels.template import Template
 
-_WIDTHS = (1e-6, 0.5)  # one channel a group, and half of them
+# One channel a group, and half of them: a single channel broadcasts and so hides mistakes that half of them shows.
+_WIDTHS = (1e-6, 0.5)
 
 
 @torch.random.fork_rng(devices=[])
@@ -41,13 +42,14 @@ def _remedy(axis_map: AxisMap, failure: _Failure, check: "_Check") -> tuple[set[
     """The groups to freeze: one of those around the failing module if that mends it, else all of them."""
     why = f"cut does not run in {failure.path or 'the model'}: {failure.message}"
     groups = _groups_near(axis_map, failure.path)
+    # One group is tried at a time: freezing all that are near would keep more whole than the failure needs.
     moved = None
     for group in sorted(groups):
         after = check.failure(axis_map.frozen({group}, why))
         if after is None:
             return {group}, why
         if moved is None and after.path != failure.path:
-            moved = {group}
+            moved = {group}  # this failure is gone and another shows: progress, unless a later group mends all
     return moved or groups, why
 
 
@@ -55,15 +57,15 @@ def _groups_near(axis_map: AxisMap, path: str) -> set[int]:
     """Groups of the tensors and integers of a module, or of the nearest parent that has any."""
     while True:
         prefix = f"{path}." if path else ""
-        found = {g for name, row in axis_map.dims.items() if name.startswith(prefix) for t in row for g in t.groups()}
-        found |= {
+        groups = {g for name, row in axis_map.dims.items() if name.startswith(prefix) for t in row for g in t.groups()}
+        groups |= {
             g
             for source, term in axis_map.attributes.items()
             if f"{source[0]}.".startswith(prefix)
             for g in term.groups()
         }
-        if found or not path:
-            return found
+        if groups or not path:
+            return groups
         path = path.rpartition(".")[0]
 
 
@@ -76,7 +78,7 @@ class _Check:
         whole = on_meta(model)
         try:
             self.expected = {False: self._shapes(whole.eval())}
-        except Exception:  # the trace found it runs on real tensors
+        except Exception:  # the trace succeeded, so it must run on real tensors
             self.device = "cpu"
             whole = _random(model)
             self.expected = {False: self._shapes(whole.eval())}

@@ -5,7 +5,7 @@ says which axis that integer measures, so that it can be changed along with the 
 be changed: it freezes the axis.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Traced(int):
         self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
         return self
 
+    # Only an equality that holds is a relation between sizes; that two sizes differ says nothing of other widths.
     def __eq__(self, other):
         equal = int.__eq__(self, other)
         if equal is True and isinstance(other, Traced) and self.owner is other.owner:
@@ -56,7 +57,7 @@ class Traced(int):
     __hash__ = int.__hash__
 
     def __reduce__(self):
-        return int, (int(self),)
+        return int, (int(self),)  # copies and pickles are plain: what was traced does not outlive the run
 
 
 def _arithmetic(name: str, symbol: str, swap: bool):
@@ -82,6 +83,7 @@ class TracedShape(tuple):
     """A shape of traced integers."""
 
     def numel(self) -> int:
+        """The product of the sizes, as a traced integer."""
         total = 1
         for size in self:
             total = total * size
@@ -89,14 +91,6 @@ class TracedShape(tuple):
 
 
 _KIND = {"*": "product", "+": "sum"}
-_SHAPE = torch.Tensor.shape.__get__  # a new wrapper at each access: compare with ==
-_RESHAPE = {torch.Tensor.view, torch.Tensor.reshape, torch.reshape, torch.Tensor.expand, torch.broadcast_to}
-_SPLIT = {torch.split, torch.Tensor.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split}
-_SPLIT_ALONG = {torch.hsplit: 1, torch.Tensor.hsplit: 1, torch.vsplit: 0, torch.Tensor.vsplit: 0, torch.dsplit: 2}
-_CHUNK = {torch.chunk, torch.Tensor.chunk}
-_CONV = {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
-_CONSTANT = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn}
-_NEW_CONSTANT = {torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_empty, torch.Tensor.new_full}
 
 
 class Sizes(TorchFunctionMode):
@@ -113,49 +107,9 @@ class Sizes(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func == _SHAPE:
-            return self._shape(args[0])
-        if func is torch.Tensor.size:
-            dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            return self._shape(args[0]) if dim is None else self._shape(args[0])[dim]
-        if func is torch.Tensor.numel:
-            return self._shape(args[0]).numel()
-        if func in _RESHAPE:
-            self._link_all(_sizes(args[1:], kwargs), out)
-        elif func is torch.Tensor.unflatten or func is torch.unflatten:
-            dim, sizes = args[1] % args[0].dim(), args[2]
-            for size, axis in zip(sizes, self.tracer[out][dim : dim + len(sizes)], strict=True):
-                self.link(size, axis)
-        elif func in _SPLIT or func is torch.Tensor.split_with_sizes:
-            self._split(out, *args[1:], **kwargs)
-        elif func in _CHUNK:
-            self._equal_parts(out, args[2] if len(args) > 2 else kwargs.get("dim", 0))
-        elif func in (torch.tensor_split, torch.Tensor.tensor_split):
-            self._tensor_split(out, *args, **kwargs)
-        elif func in _SPLIT_ALONG:
-            self._tensor_split(out, *args, **kwargs, dim=min(_SPLIT_ALONG[func], args[0].dim() - 1))
-        elif func is torch.Tensor.narrow or func is torch.narrow:
-            x, dim, start, length = arguments(args, kwargs, "input", "dim", "start", "length")
-            self._slice(x, dim, start, None)
-            self.link(length, self.tracer[out][dim], strict=True)
-        elif func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
-            self._index(args[0], args[1])
-        elif func in _CONV:
-            x, *_, groups = arguments(args, kwargs, "input", *["weight"] * 5, "groups")
-            self._factor(x, groups or 1)
-        elif func in (F.group_norm, torch.group_norm):
-            self._factor(*arguments(args, kwargs, "input", "num_groups"))
-        elif func in (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm):
-            x, shape = arguments(args, kwargs, "input", "normalized_shape")
-            for size, axis in zip(shape, self.tracer[x][-len(shape) :], strict=True):
-                self.link(size, axis)
-        elif func is F.scaled_dot_product_attention:
-            self._attention(*arguments(args, kwargs, "query"))
-        elif func in _CONSTANT:
-            self._constant(out, _sizes(args, kwargs))
-        elif func in _NEW_CONSTANT:
-            self._constant(out, _sizes(args[1:], kwargs))
-        return out
+        handler = _HANDLERS.get(func)
+        answer = None if handler is None else handler(self, out, args, kwargs)
+        return out if answer is None else answer
 
     def follow_attributes(self, model: nn.Module) -> None:
         """Replace the integers stored in modules by traced ones that know where they are stored."""
@@ -165,7 +119,7 @@ class Sizes(TorchFunctionMode):
                     vars(module)[key] = self._sourced(value, (path, key))
 
     def _sourced(self, value: Any, source: Attribute) -> Any:
-        if type(value) is int and value > 1:
+        if type(value) is int and value > 1:  # not a bool; and 0 and 1 measure no axis that could shrink
             return Traced(value, source=source, owner=self)
         if type(value) in (tuple, list):
             items = [self._sourced(item, (*source, i)) for i, item in enumerate(value)]
@@ -173,16 +127,84 @@ class Sizes(TorchFunctionMode):
                 return type(value)(items)
         return value
 
-    def _shape(self, x: Tensor) -> TracedShape:
-        sizes = [Traced(axis.size, axis=axis, owner=self) for axis in self.tracer[x]]
-        return TracedShape(sizes)
+    # Handlers: (what the call returned, its arguments) -> what the model gets instead, or None for the same.
+
+    def _shape(self, _out, args, _kwargs) -> TracedShape:
+        return TracedShape([Traced(axis.size, axis=axis, owner=self) for axis in self.tracer[args[0]]])
+
+    def _size(self, out, args, kwargs) -> TracedShape | Traced:
+        _, dim = arguments(args, kwargs, "self", "dim")
+        shape = self._shape(out, args, kwargs)
+        return shape if dim is None else shape[dim]
+
+    def _numel(self, out, args, kwargs) -> int:
+        return self._shape(out, args, kwargs).numel()
+
+    def _reshape(self, out, args, kwargs) -> None:
+        self._link_all(_sizes(args[1:], kwargs), out)
+
+    def _unflatten(self, out, args, kwargs) -> None:
+        x, dim, sizes = arguments(args, kwargs, "input", "dim", "sizes")
+        dim = dim % x.dim()
+        for size, axis in zip(sizes, self.tracer[out][dim : dim + len(sizes)], strict=True):
+            self.link(size, axis)
+
+    def _split(self, out, args, kwargs) -> None:
+        self._link_split(out, *args[1:], **kwargs)
+
+    def _chunk(self, out, args, kwargs) -> None:
+        self._equal_parts(out, args[2] if len(args) > 2 else kwargs.get("dim", 0))
+
+    def _tensor_split(self, out, args, kwargs) -> None:
+        self._link_tensor_split(out, *args, **kwargs)
+
+    def _split_along(self, dim: int, out, args, kwargs) -> None:
+        self._link_tensor_split(out, *args, **kwargs, dim=min(dim, args[0].dim() - 1))
+
+    def _narrow(self, out, args, kwargs) -> None:
+        x, dim, start, length = arguments(args, kwargs, "input", "dim", "start", "length")
+        self._slice(x, dim, start, None)
+        self.link(length, self.tracer[out][dim], strict=True)
+
+    def _getitem(self, _out, args, _kwargs) -> None:
+        self._index(args[0], args[1])
+
+    def _conv(self, _out, args, kwargs) -> None:
+        x, *_, groups = arguments(args, kwargs, "input", *["weight"] * 5, "groups")
+        self._factor(x, groups or 1)
+
+    def _group_norm(self, _out, args, kwargs) -> None:
+        self._factor(*arguments(args, kwargs, "input", "num_groups"))
+
+    def _layer_norm(self, _out, args, kwargs) -> None:
+        x, shape = arguments(args, kwargs, "input", "normalized_shape")
+        for size, axis in zip(shape, self.tracer[x][-len(shape) :], strict=True):
+            self.link(size, axis)
+
+    def _attention(self, _out, args, kwargs) -> None:
+        """Fused attention takes its scale from the head's own width, which therefore does not scale by default."""
+        *batch, _, inner = self.tracer[arguments(args, kwargs, "query")[0]]
+        for axis in batch[-1:]:
+            tag(axis, "heads")
+        if self.heads == "whole":
+            freeze(inner, "head_dim")
+        else:
+            tag(inner, "op:scaled_dot_product_attention")
+
+    def _new(self, out, args, kwargs) -> None:
+        self._constant(out, _sizes(args, kwargs))
+
+    def _new_like(self, out, args, kwargs) -> None:
+        self._constant(out, _sizes(args[1:], kwargs))
+
+    # What handlers have in common.
 
     def _link_all(self, sizes: tuple, out: Tensor) -> None:
         if len(sizes) == out.dim():
             for size, axis in zip(sizes, self.tracer[out], strict=True):
                 self.link(size, axis)
 
-    def _split(self, out, split_size_or_sections=None, dim=0, *, split_size=None, split_sizes=None) -> None:
+    def _link_split(self, out, split_size_or_sections=None, dim=0, *, split_size=None, split_sizes=None) -> None:
         sizes = next(s for s in (split_size_or_sections, split_size, split_sizes) if s is not None)
         if isinstance(sizes, int):
             self._equal_parts(out, dim)
@@ -191,17 +213,18 @@ class Sizes(TorchFunctionMode):
             for size, o in zip(sizes, out, strict=True):
                 self.link(size, self.tracer[o][dim], strict=True)
 
-    def _tensor_split(self, out, x: Tensor, indices=None, dim: int = 0, **kwargs) -> None:
+    def _link_tensor_split(self, out, x: Tensor, indices=None, dim: int = 0, **kwargs) -> None:
         indices = next((i for i in (indices, *kwargs.values()) if i is not None), None)
         if isinstance(indices, int):
             self._equal_parts(out, dim)
         else:
-            for place in indices:
-                self._slice(x, dim, place, None)
+            for edge in indices:
+                self._slice(x, dim, edge, None)
 
     def _equal_parts(self, parts, dim: int) -> None:
         """``chunk`` and ``split(n)`` cut by counting: their parts must shrink alike at every width."""
         axes = [self.tracer[part][dim] for part in parts]
+        # A last part that is shorter does not stay the shorter one in the same proportion at every width.
         if len({axis.size for axis in axes}) > 1:
             for axis in axes:
                 freeze(axis, "op:chunk of unequal parts")
@@ -215,8 +238,8 @@ class Sizes(TorchFunctionMode):
         for edge in (start, stop):
             if edge is None or edge == 0 or edge >= axis.size or -edge >= axis.size:
                 continue
-            place = edge % axis.size
-            pieces = cut(axis, [place, axis.size - place])
+            front = edge % axis.size
+            pieces = cut(axis, [front, axis.size - front])
             if pieces is None:
                 freeze(axis, "op:slice")
             elif edge > 0:
@@ -227,7 +250,7 @@ class Sizes(TorchFunctionMode):
     def _index(self, x: Tensor, key: Any) -> None:
         key = key if isinstance(key, tuple) else (key,)
         if any(isinstance(item, Tensor | list) for item in key):
-            return
+            return  # the rule of the operation `index` covers these
         used = sum(item is not None and item is not Ellipsis for item in key)
         dim = 0
         for item in key:
@@ -242,16 +265,6 @@ class Sizes(TorchFunctionMode):
         """``groups`` counts the leading factor of the channels."""
         if groups > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
             self.link(groups, pair[0])
-
-    def _attention(self, query: Tensor) -> None:
-        """Fused attention takes its scale from the head's own width, which therefore does not scale by default."""
-        *batch, _, inner = self.tracer[query]
-        for axis in batch[-1:]:
-            tag(axis, "heads")
-        if self.heads == "whole":
-            freeze(inner, "head_dim")
-        else:
-            tag(inner, "op:scaled_dot_product_attention")
 
     def _constant(self, out: Tensor, sizes: tuple) -> None:
         """A constant tensor has an axis of its own wherever its size has a source."""
@@ -268,7 +281,7 @@ class Sizes(TorchFunctionMode):
 
         Args:
             strict: freeze the axis as well if the integer comes from a formula that cannot be solved. A ``view`` of a
-                wrong size fails and is found out by the self-check; a slice of a wrong size is just wrong.
+                wrong size fails in the self-check; a slice of a wrong size runs and is wrong.
         """
         if not isinstance(size, int) or size < 1 or int(size) != axis.size:
             return
@@ -287,7 +300,7 @@ class Sizes(TorchFunctionMode):
         self._checked.append((a, b))
 
     def _measured(self, size: int) -> Axis | None:
-        """The axis an integer is known to measure; a plain number measures a fixed one."""
+        """The axis that an integer measures, None if that is unknown; a plain number measures a fixed one."""
         if not isinstance(size, Traced):
             return fixed(size, "literal size in the code")
         return size.axis or next(iter(self.attributes.get(size.source, ())), None)
@@ -309,13 +322,14 @@ class Sizes(TorchFunctionMode):
             freeze(axis, "a size computed in a way that cannot be followed")
 
     def finish(self) -> None:
-        """Use what only the whole run can tell: formulas, and sizes that must stay equal."""
+        """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
         for a, b in self._checked:
-            for known, size in ((self._measured(a), b), (self._measured(b), a)):
-                if known is not None:
-                    self.link(size, known)
+            for axis, size in ((self._measured(a), b), (self._measured(b), a)):
+                if axis is not None:
+                    self.link(size, axis)
+        # Axes that already grow alike stay separate groups: to unify them would couple channels without need.
         for axes in self._alike():
             for axis in axes[1:]:
                 if axis.size == axes[0].size and growth(axis) != growth(axes[0]):
@@ -330,6 +344,49 @@ class Sizes(TorchFunctionMode):
 
     def _alike(self) -> list[list[Axis]]:
         return self._equal + list(self.attributes.values())
+
+
+# Calls that read sizes or shape tensors by them. Every access of `Tensor.shape.__get__` makes a new wrapper, but all of
+# them are equal and hash alike.
+_HANDLERS: dict[Callable, Callable[..., Any]] = {
+    torch.Tensor.shape.__get__: Sizes._shape,
+    torch.Tensor.size: Sizes._size,
+    torch.Tensor.numel: Sizes._numel,
+    torch.Tensor.view: Sizes._reshape,
+    torch.Tensor.reshape: Sizes._reshape,
+    torch.reshape: Sizes._reshape,
+    torch.Tensor.expand: Sizes._reshape,
+    torch.broadcast_to: Sizes._reshape,
+    torch.Tensor.unflatten: Sizes._unflatten,
+    torch.unflatten: Sizes._unflatten,
+    torch.split: Sizes._split,
+    torch.Tensor.split: Sizes._split,
+    torch.functional.split: Sizes._split,
+    torch.split_with_sizes: Sizes._split,
+    torch.Tensor.split_with_sizes: Sizes._split,
+    torch.unsafe_split: Sizes._split,
+    torch.chunk: Sizes._chunk,
+    torch.Tensor.chunk: Sizes._chunk,
+    torch.tensor_split: Sizes._tensor_split,
+    torch.Tensor.tensor_split: Sizes._tensor_split,
+    torch.vsplit: lambda self, *call: self._split_along(0, *call),
+    torch.Tensor.vsplit: lambda self, *call: self._split_along(0, *call),
+    torch.hsplit: lambda self, *call: self._split_along(1, *call),
+    torch.Tensor.hsplit: lambda self, *call: self._split_along(1, *call),
+    torch.dsplit: lambda self, *call: self._split_along(2, *call),
+    torch.Tensor.narrow: Sizes._narrow,
+    torch.narrow: Sizes._narrow,
+    torch.Tensor.__getitem__: Sizes._getitem,
+    torch.Tensor.__setitem__: Sizes._getitem,
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), Sizes._conv),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), Sizes._conv),
+    **dict.fromkeys((F.group_norm, torch.group_norm), Sizes._group_norm),
+    **dict.fromkeys((F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm), Sizes._layer_norm),
+    F.scaled_dot_product_attention: Sizes._attention,
+    **dict.fromkeys((torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn), Sizes._new),
+    **dict.fromkeys((torch.Tensor.new_zeros, torch.Tensor.new_ones), Sizes._new_like),
+    **dict.fromkeys((torch.Tensor.new_empty, torch.Tensor.new_full), Sizes._new_like),
+}
 
 
 def arguments(args: tuple, kwargs: Mapping[str, Any], *names: str) -> list[Any]:

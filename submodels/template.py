@@ -1,6 +1,6 @@
 """Template: the empty sub-model of a size, from which sub-models are filled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ class Template:
             for name, x in named_tensors(model)
         }
         module = rebuild(model, small)
-        for (path, key, *places), term in axis_map.attributes.items():
+        # Integers the trace followed first; then torch's own layers, whose sizes nobody reads and only repr shows.
+        for (path, key, *positions), term in axis_map.attributes.items():
             owner = vars(module.get_submodule(path))
-            owner[key] = _replaced(owner[key], places, term.size(counts))
+            owner[key] = _replaced(owner[key], positions, term.size(counts))
         for part in module.modules():
             _update_layer(part)
         return cls(module)
@@ -41,33 +42,53 @@ class Template:
         return self._skeleton.build({key: tensors[name] for name, key in self._names})
 
 
-def _replaced(value: Any, places: Sequence[int], new: int) -> Any:
-    if not places:
+def _replaced(value: Any, positions: Sequence[int], new: int) -> Any:
+    if not positions:
         return new
-    first, *rest = places
+    first, *rest = positions
     return type(value)(_replaced(item, rest, new) if i == first else item for i, item in enumerate(value))
+
+
+def _linear(weight: Tensor, _layer: nn.Module) -> dict[str, Any]:
+    return {"out_features": weight.shape[0], "in_features": weight.shape[1]}
+
+
+def _conv(weight: Tensor, layer: nn.Module) -> dict[str, Any]:
+    return {"out_channels": weight.shape[0], "in_channels": weight.shape[1] * layer.groups}
+
+
+def _conv_transpose(weight: Tensor, layer: nn.Module) -> dict[str, Any]:
+    return {"in_channels": weight.shape[0], "out_channels": weight.shape[1] * layer.groups}
+
+
+def _layer_norm(weight: Tensor, _layer: nn.Module) -> dict[str, Any]:
+    return {"normalized_shape": tuple(weight.shape)}
+
+
+def _embedding(weight: Tensor, _layer: nn.Module) -> dict[str, Any]:
+    return {"num_embeddings": weight.shape[0], "embedding_dim": weight.shape[1]}
+
+
+# Class of a layer -> the sizes it announces, given its weight and itself; of several classes the most derived one wins.
+_SIZES: dict[type, Callable[[Tensor, nn.Module], dict[str, Any]]] = {
+    nn.Linear: _linear,
+    nn.modules.conv._ConvTransposeNd: _conv_transpose,
+    nn.modules.conv._ConvNd: _conv,
+    nn.modules.batchnorm._NormBase: lambda weight, _layer: {"num_features": weight.shape[0]},
+    nn.GroupNorm: lambda weight, _layer: {"num_channels": weight.shape[0]},
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _layer_norm,
+    nn.Embedding: _embedding,
+    nn.PReLU: lambda weight, _layer: {"num_parameters": weight.shape[0]},
+}
 
 
 def _update_layer(layer: nn.Module) -> None:
     """Make the sizes that torch's own layers announce agree with their weights."""
+    sizes = next((_SIZES[kind] for kind in type(layer).__mro__ if kind in _SIZES), None)
     weight = getattr(layer, "weight", None)
-    if isinstance(layer, nn.modules.batchnorm._NormBase) and weight is None:
-        weight = layer.running_mean  # without a scale of its own
-    if not isinstance(weight, Tensor):
-        return
-    if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = weight.shape
-    elif isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        layer.in_channels, layer.out_channels = weight.shape[0], weight.shape[1] * layer.groups
-    elif isinstance(layer, nn.modules.conv._ConvNd):
-        layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
-    elif isinstance(layer, nn.modules.batchnorm._NormBase):
-        layer.num_features = weight.shape[0]
-    elif isinstance(layer, nn.GroupNorm):
-        layer.num_channels = weight.shape[0]
-    elif isinstance(layer, nn.LayerNorm | nn.RMSNorm):
-        layer.normalized_shape = tuple(weight.shape)
-    elif isinstance(layer, nn.Embedding):
-        layer.num_embeddings, layer.embedding_dim = weight.shape
-    elif isinstance(layer, nn.PReLU):
-        layer.num_parameters = weight.shape[0]
+    if weight is None and isinstance(layer, nn.modules.batchnorm._NormBase):
+        weight = layer.running_mean  # a norm without affine parameters still has statistics
+    if sizes is not None and isinstance(weight, Tensor):
+        for name, size in sizes(weight, layer).items():
+            setattr(layer, name, size)

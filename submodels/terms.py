@@ -20,15 +20,19 @@ class Fixed:
     length: int
 
     def size(self, counts: Sequence[int]) -> int:
+        """Positions when ``counts`` channels of every group are kept."""
         return self.length
 
     def groups(self) -> Iterator[int]:
+        """Ids of the groups it is made of."""
         return iter(())
 
     def index(self, kept: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """(positions,) the kept ones, given the kept channels and the sizes of all groups."""
         return torch.arange(self.length)
 
     def show(self, names: Sequence[str]) -> str:
+        """The term as text, given the names of the groups."""
         return str(self.length)
 
 
@@ -39,15 +43,19 @@ class Group:
     id: int
 
     def size(self, counts: Sequence[int]) -> int:
+        """Positions when ``counts`` channels of every group are kept."""
         return counts[self.id]
 
     def groups(self) -> Iterator[int]:
+        """Ids of the groups it is made of."""
         yield self.id
 
     def index(self, kept: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """(positions,) the kept ones, given the kept channels and the sizes of all groups."""
         return kept[self.id]
 
     def show(self, names: Sequence[str]) -> str:
+        """The term as text, given the names of the groups."""
         return names[self.id]
 
 
@@ -58,19 +66,24 @@ class Product:
     parts: tuple["Term", ...]
 
     def size(self, counts: Sequence[int]) -> int:
+        """Positions when ``counts`` channels of every group are kept."""
         return math.prod(part.size(counts) for part in self.parts)
 
     def groups(self) -> Iterator[int]:
+        """Ids of the groups it is made of."""
         for part in self.parts:
             yield from part.groups()
 
     def index(self, kept: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """(positions,) the kept ones, given the kept channels and the sizes of all groups."""
+        # Row-major, as torch lays out a reshape: each further factor runs faster than those before it.
         index = torch.zeros(1, dtype=torch.long)
         for part in self.parts:
             index = (index[:, None] * part.size(sizes) + part.index(kept, sizes)).flatten()
         return index
 
     def show(self, names: Sequence[str]) -> str:
+        """The term as text, given the names of the groups."""
         return f"({' '.join(part.show(names) for part in self.parts)})"
 
 
@@ -81,13 +94,16 @@ class Sum:
     parts: tuple["Term", ...]
 
     def size(self, counts: Sequence[int]) -> int:
+        """Positions when ``counts`` channels of every group are kept."""
         return sum(part.size(counts) for part in self.parts)
 
     def groups(self) -> Iterator[int]:
+        """Ids of the groups it is made of."""
         for part in self.parts:
             yield from part.groups()
 
     def index(self, kept: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """(positions,) the kept ones, given the kept channels and the sizes of all groups."""
         pieces, offset = [], 0
         for part in self.parts:
             pieces.append(part.index(kept, sizes) + offset)
@@ -95,6 +111,7 @@ class Sum:
         return torch.cat(pieces)
 
     def show(self, names: Sequence[str]) -> str:
+        """The term as text, given the names of the groups."""
         return f"({' + '.join(part.show(names) for part in self.parts)})"
 
 
@@ -136,6 +153,7 @@ def owners(term: Term, group: int, sizes: Sequence[int]) -> Tensor:
     if isinstance(term, Product):
         owner = torch.full((1,), -1)
         for part in term.parts:
+            # Only one factor can belong to the group: the others say -1 and lose.
             owner = torch.maximum(owner[:, None], owners(part, group, sizes)).flatten()
         return owner
     return torch.full((term.size(sizes),), -1)

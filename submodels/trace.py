@@ -4,7 +4,7 @@ Two observers watch the run: `Tracer` sees every ATen operation and applies its 
 above and follows integers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,11 +31,11 @@ class Declared:
 
 @dataclass
 class Trace:
-    """What one run showed: the axes of every tensor of the model, and what integers measure."""
+    """Result of a run: the axes of every tensor of the model, and what integers measure."""
 
     axes: dict[str, list[Axis]]
     attributes: dict[Attribute, Axis]
-    unknown: dict[str, int] = field(default_factory=dict)  # operations without a rule -> how often they froze an axis
+    unknown: dict[str, int] = field(default_factory=dict)  # operation without a rule -> number of calls that froze
     notes: list[str] = field(default_factory=list)
 
 
@@ -60,10 +60,15 @@ class Tracer(TorchDispatchMode):
         self._axes[id(x)] = axes
         self._alive.append(x)
 
+    def freeze(self, tensors: Iterable[Tensor], why: str, *, force: bool = False) -> None:
+        """Keep every axis of some tensors whole."""
+        for axis in [axis for x in tensors for axis in self[x]]:
+            freeze(axis, why, force=force)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        name = func._schema.name.split("::")[1].rstrip("_")
+        name = func._schema.name.split("::")[1].rstrip("_")  # in-place operations relate axes as the others do
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         if not inputs:
             return out
@@ -85,8 +90,11 @@ def trace(
     """
     try:
         result = _observe(on_meta(model), _to_meta(inputs), _to_meta(kwargs), declared, heads)
+    except rules.RuleError:
+        raise
     except Exception as error:  # whatever a forward may raise
         result = _observe_real(model, inputs, kwargs, declared, heads, error)
+    # Formulas are solved last: what their parts measure may only turn up later in the run.
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
     axes = [axis for row in result.trace.axes.values() for axis in row] + list(result.trace.attributes.values())
@@ -127,32 +135,36 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     for x in tree_flatten((inputs, kwargs))[0]:
         if isinstance(x, Tensor):
             tracer[x] = [fixed(n, "model input") for n in x.shape]
+    # Taken before the run: a forward may replace its buffers, and tied tensors need their axes under every name.
     named = {name: tracer[x] for name, x in named_tensors(model, aliases=True)}
+    # `model` is a copy: its integers can be replaced by traced ones without touching the user's.
     sizes.follow_attributes(model)
     _tie_attention_modules(model, tracer, sizes)
     notes = []
     device = next((x.device for _, x in named_tensors(model)), torch.device("cpu"))
-    with _quiet_caches(), torch.no_grad():
-        for training in (False, True):
-            model.train(training)
-            try:
-                with ExitStack() as stack:
-                    for observer in (torch.device(device), sizes, tracer):
-                        stack.enter_context(observer)
-                    out = model(*inputs, **kwargs)
-            except Exception as error:
-                if not training:
-                    raise
-                notes.append(f"not traced in training mode: {_first_line(error)}")
-                continue
-            for x in tensors_in(out):
-                for axis in tracer[x]:
-                    freeze(axis, "model output", force=True)
-    for _, x in named_tensors(model):
-        if id(x) not in tracer.seen:
-            for axis in tracer[x]:
-                freeze(axis, "not used in the traced run")
+    observers = (torch.device(device), sizes, tracer)
+    outputs = _run(model.eval(), inputs, kwargs, observers)
+    tracer.freeze(outputs, "model output", force=True)
+    try:
+        outputs = _run(model.train(), inputs, kwargs, observers)
+    except rules.RuleError:
+        raise
+    except Exception as error:  # a model that cannot train on this example, such as a batch of one, can still be cut
+        notes.append(f"not traced in training mode: {_first_line(error)}")
+    else:
+        tracer.freeze(outputs, "model output", force=True)
+    unused = [x for _, x in named_tensors(model) if id(x) not in tracer.seen]
+    tracer.freeze(unused, "not used in the traced run")
     return _Observation(Trace(named, {}, tracer.unknown, notes), sizes)
+
+
+def _run(model: nn.Module, inputs: tuple, kwargs: Mapping, observers: Iterable) -> list[Tensor]:
+    """The tensors that a model returns when it runs under the eyes of all observers, the last one innermost."""
+    with _quiet_caches(), torch.no_grad(), ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(observer)
+        out = model(*inputs, **kwargs)
+    return list(tensors_in(out))
 
 
 def _first_line(error: Exception) -> str:
@@ -191,6 +203,8 @@ def _tie_attention_modules(model: nn.Module, tracer: Tracer, sizes: Sizes) -> No
 @contextmanager
 def _quiet_caches():
     """Switch off what would hide a run from its observers: fused attention and the shape cache of einops."""
+    # einops caches recipes by shape, and traced integers of equal value are equal: a second layer of the same sizes
+    # would be handed the integers of the first.
     engine = einops.einops
     fast = torch.backends.mha.get_fastpath_enabled()
     cached = engine._reconstruct_from_shape

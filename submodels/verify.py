@@ -39,6 +39,7 @@ class Comparison:
 
     @property
     def exact(self) -> bool:
+        """True if the errors are within the tolerance, ten times as much for gradients, which add up more terms."""
         return max(self.forward, self.gradient / 10) <= TOLERANCE and self.round_trip
 
 
@@ -94,6 +95,7 @@ def _compare(model: nn.Module, index, width: float, inputs: tuple, kwargs: dict)
     whole = {name: x.detach() for name, x in named_tensors(model)}
     part = {name: index.gather(name, x) for name, x in whole.items()}
     sub = Template.of(model, axis_map, index.counts).filled(part)
+    # Running statistics stay: the affine part after them is masked, and a variance of zero would only blow values up.
     masked = rebuild(
         model,
         {
@@ -103,6 +105,7 @@ def _compare(model: nn.Module, index, width: float, inputs: tuple, kwargs: dict)
             for name, x in named_tensors(model)
         },
     )
+    # The masked model runs first and says how many values each of its means is over; the sub-model repeats them.
     counts: list[int] = []
     theirs = _run(masked, inputs, kwargs, _NeutralNorms(record=counts))
     ours = _run(sub, inputs, kwargs, _NeutralNorms(replay=counts))
@@ -117,6 +120,7 @@ def _compare(model: nn.Module, index, width: float, inputs: tuple, kwargs: dict)
 
 def _gradient_error(sub, masked, index, ours: list[Tensor], theirs: list[Tensor], width: float) -> float:
     generator = torch.Generator().manual_seed(1)
+    # Random cotangents weigh every output differently: a plain sum would hide errors that cancel.
     cotangents = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in ours]
     names = [name for name, p in sub.named_parameters() if p.requires_grad]
     wide = dict(masked.named_parameters())
@@ -141,6 +145,7 @@ def _gradients(outputs: list[Tensor], parameters: list[Tensor], cotangents: list
 
 def _round_trips(name: str, whole: Tensor, part: Tensor, index) -> bool:
     """Writing something new into the kept part changes the kept part, and nothing else."""
+    # A new value, as writing back the old one would look right wherever it went.
     new = part + 1 if part.is_floating_point() else part
     written = index.scatter_(name, whole.clone(), new)
     mask = index.mask(name)
@@ -183,6 +188,7 @@ def _randomised(model: nn.Module) -> nn.Module:
     for name, x in model.named_parameters():
         noise = torch.randn(x.shape, dtype=torch.float64, generator=generator)
         fan_in = math.prod(x.shape[1:])
+        # Outputs of layers keep their scale, and norm weights stay near 1, so that no depth over- or underflows.
         weights[id(x)] = noise / math.sqrt(max(1, fan_in)) if x.dim() > 1 else 0.3 * noise + name.endswith("weight")
     loose = {id(x): x.detach().cpu().double() for x in loose_tensors(model) if x.is_floating_point()}
     return rebuild(model, loose | weights | statistics).eval()
@@ -203,11 +209,11 @@ def _prepared(tree: Any) -> Any:
 
 
 class _NeutralNorms(TorchFunctionMode):
-    """Operations that count channels, made not to count.
+    """Make operations that count channels not count them.
 
     Args:
-        record: the number of values each mean was taken over goes here, in order;
-        replay: means divide by these numbers instead of their own.
+        record: receives the number of values of every mean, in order.
+        replay: numbers that means divide by instead of their own.
     """
 
     def __init__(self, record: list[int] | None = None, replay: Sequence[int] = ()):
@@ -240,6 +246,6 @@ def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:
 
 
 def _affine(x: Tensor, _shape: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = torch.asinh(x)
+    x = torch.asinh(x)  # odd, smooth and unbounded: zero stays zero, large values are tamed, no gradient vanishes
     x = x if weight is None else x * weight
     return x if bias is None else x + bias

@@ -55,16 +55,16 @@ def resolve(name: str) -> str:
     if kind is not None and kind not in _NAMES:
         raise ValueError(f"unknown model {name!r}; write zoo:NAME, timm:NAME, torchvision:NAME or a bare name")
     kinds = list(_NAMES) if kind is None else [kind]
-    for each in kinds:
-        if short in _NAMES[each]():
-            return f"{each}:{short}"
-    known = dict.fromkeys(model for each in kinds for model in _NAMES[each]())
-    raise ValueError(f"unknown model {name!r}; {_advice(short, known, prefix='' if kind is None else f'{kind}:')}")
+    for source in kinds:
+        if short in _NAMES[source]():
+            return f"{source}:{short}"
+    names = dict.fromkeys(model for source in kinds for model in _NAMES[source]())
+    raise ValueError(f"unknown model {name!r}; {_advice(short, names, prefix='' if kind is None else f'{kind}:')}")
 
 
-def _advice(short: str, known: Iterable[str], *, prefix: str) -> str:
+def _advice(short: str, names: Iterable[str], *, prefix: str) -> str:
     # timm writes "resnet18.a1_in1k" for a set of weights; there are none here, so the part before the dot is meant.
-    close = difflib.get_close_matches(short.lower().partition(".")[0], list(known), n=3)
+    close = difflib.get_close_matches(short.lower().partition(".")[0], list(names), n=3)
     if not close:
         return f"write one of {', '.join(MODELS)}, timm:NAME or torchvision:NAME"
     return f"did you mean {' or '.join(repr(prefix + model) for model in close)}?"
@@ -257,7 +257,7 @@ def _checked(
     num_classes: int,
     works: tuple[int, int, int],
 ) -> nn.Module:
-    """The created model, once it is known to run on images of this shape."""
+    """The created model, after a check that it runs on images of this shape."""
     try:
         model = create()
         _check_runs(model, shape, num_classes)

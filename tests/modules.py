@@ -1,10 +1,15 @@
 """Hand-written modules that users write: the odd idioms of the field, one each. Every one takes 3 x 16 x 16 images."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from einops.layers.torch import Rearrange
+from reference import slicing_loops as loops
 from torch import Tensor, nn
+
+from submodels import ScalableModel
 
 IMAGE = (2, 3, 16, 16)
 
@@ -210,7 +215,7 @@ class ChannelShuffle(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM over image rows; it checks the size of its input against the one it stored."""
+    """An LSTM over four image rows; it checks the size of its input against the one it stored."""
 
     def __init__(self):
         super().__init__()
@@ -219,7 +224,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(20, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(self.embed(x.permute(0, 2, 1, 3).flatten(2)))[0][:, -1])
+        return self.head(self.rnn(self.embed(x[:, :, ::4].permute(0, 2, 1, 3).flatten(2)))[0][:, -1])
 
 
 class SqueezeExcite(nn.Module):
@@ -305,3 +310,16 @@ CUTTABLE = [
     SqueezeExcite,
     AuxiliaryHead,
 ]
+
+# One module for each way a tensor is made of channels, for laws that do not depend on the module: a product (flatten),
+# heads, tied weights, a concatenation with batch norms, and weights that a layer keeps in a list of its own.
+VARIED = [ConvFlattenLinear, EinopsAttention, TiedWeights, DenselyConnected, Recurrent]
+
+
+@functools.cache
+def traced(build: type[nn.Module]) -> ScalableModel:
+    """A model in float64, scalable, with random weights everywhere; tests leave it as it is."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = loops.enliven(build().double())
+    return ScalableModel(model, torch.zeros(IMAGE, dtype=torch.float64))

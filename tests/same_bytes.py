@@ -4,8 +4,9 @@
     python tests/same_bytes.py CHECKOUT --quick       the same with few clients and epochs
     python tests/same_bytes.py CHECKOUT main cnn      only these cases
 
-The other checkout is a worktree of an earlier commit: `git worktree add --detach ../before COMMIT`. Both sides run on this
-machine: figures differ in their last digits from one CPU to another, so files written elsewhere would not do.
+The other checkout is a worktree of an earlier commit: `git worktree add --detach ../before COMMIT`. Both sides run on
+this machine: figures differ in their last digits from one CPU to another, so files written elsewhere would not do.
+With --before FOLDER what the other checkout wrote stays in that folder, and is not run again where it is there.
 """
 
 import argparse
@@ -95,11 +96,11 @@ def differences(before: Path, now: Path) -> list[str]:
     return [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
 
 
-def compare(before: Path, cases: dict[str, dict[str, Any]], out: Path) -> dict[str, list[str]]:
-    """Name of the case -> the files in which two checkouts differ: this one, and the one before."""
-    run_cases(before, cases, out / "before")
-    run_cases(ROOT, cases, out / "now")
-    return {name: differences(out / "before" / name, out / "now" / name) for name in cases}
+def compare(checkout: Path, cases: dict[str, dict[str, Any]], before: Path, now: Path) -> dict[str, list[str]]:
+    """Name of the case -> the files in which two checkouts differ: the other writes to ``before``, this to ``now``."""
+    run_cases(checkout, {name: case for name, case in cases.items() if not (before / name).exists()}, before)
+    run_cases(ROOT, cases, now)
+    return {name: differences(before / name, now / name) for name in cases}
 
 
 def chosen(names: list[str], *, quick: bool) -> dict[str, dict[str, Any]]:
@@ -117,10 +118,12 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="worktree of the earlier commit")
     parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="few clients and epochs")
+    parser.add_argument("--before", type=Path, help="folder to keep what the earlier commit wrote in")
     flags = parser.parse_args()
     cases, began = chosen(flags.cases, quick=flags.quick), time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
-        result = compare(flags.checkout.resolve(), cases, Path(out))
+        before = flags.before.resolve() if flags.before else Path(out) / "before"
+        result = compare(flags.checkout.resolve(), cases, before, Path(out) / "now")
         for name, files in result.items():
             count = len(written(Path(out) / "now" / name))
             print(f"{name:16} {count:4} files  {'same bytes' if not files else 'DIFFER: ' + ', '.join(files)}")

@@ -23,6 +23,17 @@ def close(counted: int, measured: int) -> bool:
     return abs(counted - measured) <= max(0.15 * measured, 4 * MB)
 
 
+def reserved(module: nn.Module) -> int:
+    """Bytes that a kernel which multiplies matrices reserves for the gradient of a filter and does not write."""
+    layers = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return 4 * max((m.weight.nbytes for m in module.modules() if isinstance(m, layers)), default=0)
+
+
+def promised(counted: int, measured: int, module: nn.Module) -> bool:
+    """Whether counted memory is enough, on any processor: at most 2 % and 0.25 MB short of what is written."""
+    return measured - reserved(module) <= 1.02 * counted + MB / 4
+
+
 # By hand.
 
 
@@ -199,14 +210,41 @@ MODELS = {
 }
 
 
+# Channels are counted in blocks of 16; without AVX-512 kernels take blocks of 8, or none.
+NARROW = ("cnn, narrow", "depthwise")
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
-def test_counted_memory_is_close_to_measured_memory(name, optimizer):
+def test_counted_memory_is_close_to_measured_memory_and_enough(name, optimizer):
     build, x = MODELS[name]
-    counted = count(build(), x, batch_size=16, optimizer=optimizer).train_bytes
-    measured = measure(build(), x, batch_size=16, optimizer=optimizer)
+    model = build()
+    counted = count(model, x, batch_size=16, optimizer=optimizer).train_bytes
+    measured = measure(model, x, batch_size=16, optimizer=optimizer)
+    told = f"{counted / MB:.2f} MB counted, {measured / MB:.2f} measured"
+    assert promised(counted, measured, model), told
     # Tighter than what is promised: these models are small, and 4 MB would forgive anything.
-    assert counted == pytest.approx(measured, rel=0.1), f"{counted / MB:.2f} MB counted, {measured / MB:.2f} measured"
+    assert counted <= (2 if name in NARROW else 1.1) * measured, told
+    assert counted >= 0.9 * measured, told
+
+
+@pytest.mark.parametrize(
+    "channels, filters, kernel, stride, side, batch_size",
+    (
+        (64, 20, 5, 1, 32, 1),  # columns of one image are more than copies of it
+        (64, 64, 3, 1, 32, 2),
+        (64, 8, 1, 2, 32, 16),  # a strided layer copies the gradient of its input once more
+        (3, 8, 3, 1, 32, 16),  # three channels are read as they are, their gradient is written in a block of 16
+        (1, 256, 5, 2, 8, 1),
+        (16, 16, 7, 1, 16, 4),
+    ),
+)
+def test_counted_memory_is_enough_for_a_convolution_of_any_shape(channels, filters, kernel, stride, side, batch_size):
+    first = nn.Conv2d(channels, channels, 1, groups=channels, bias=False)  # so that the other has an input to blame
+    conv = nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2)
+    model, x = nn.Sequential(first, conv, nn.ReLU(), nn.Flatten()), torch.zeros(1, channels, side, side)
+    counted, measured = count(model, x, batch_size=batch_size).train_bytes, measure(model, x, batch_size=batch_size)
+    assert promised(counted, measured, model), f"{counted / MB:.2f} MB counted, {measured / MB:.2f} MB measured"
 
 
 @pytest.mark.slow
@@ -222,24 +260,30 @@ def test_counted_memory_is_close_to_measured_memory(name, optimizer):
         ("timm:vit_tiny_patch16_224", {"embed_dim": 64, "num_heads": 1}),
     ),
 )
-def test_counted_memory_of_real_models_is_close_to_measured_memory(name, options, batch_size):
+def test_counted_memory_of_real_models_is_close_to_measured_memory_and_enough(name, options, batch_size):
     model, x = zoo.build(name, in_channels=3, num_classes=10, image_size=64, **options), torch.zeros(1, 3, 64, 64)
     counted, measured = count(model, x, batch_size=batch_size).train_bytes, measure(model, x, batch_size=batch_size)
-    assert close(counted, measured), f"{counted / MB:.2f} MB counted, {measured / MB:.2f} MB measured"
+    told = f"{counted / MB:.2f} MB counted, {measured / MB:.2f} MB measured"
+    assert promised(counted, measured, model), told
+    assert counted <= measured or close(counted, measured), told
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name, channels, side, batch_size", (("cnn", 3, 32, 128), ("resnet18-cifar", 3, 32, 8)))
-def test_counted_and_measured_memory_are_what_the_kernel_sees_in_a_fresh_process(name, channels, side, batch_size):
+@pytest.mark.parametrize(
+    "name, channels, side, batch_size",
+    (("cnn", 3, 32, 128), ("resnet18-cifar", 3, 32, 8), ("timm:resnet18", 3, 64, 4)),
+)
+def test_counted_memory_is_what_the_kernel_sees_in_a_fresh_process(name, channels, side, batch_size):
     command = [sys.executable, "tests/reference/memory.py", name, str(channels), str(side), str(batch_size)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     resident = int(done.stdout)
     model = zoo.build(name, in_channels=channels, num_classes=10, image_size=side)
     x = torch.zeros(1, channels, side, side)
-    assert measure(model, x, batch_size=batch_size) == pytest.approx(resident, rel=0.1)
     assert count(model, x, batch_size=batch_size).train_bytes == pytest.approx(resident, rel=0.1)
+    # The allocator counts what is reserved too, the kernel only what is written.
+    assert 0.9 * resident <= measure(model, x, batch_size=batch_size) <= 1.1 * resident + reserved(model)
 
 
 @pytest.mark.parametrize("name", ("mlp", "cnn", "depthwise"))

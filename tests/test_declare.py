@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from modules import CUTTABLE, IMAGE, TiedWeights
+from modules import CUTTABLE, TiedWeights, traced
 from torch import nn
 
 from submodels import AxisMap, ScalableModel
@@ -216,21 +216,13 @@ def _printed(axis_map):
 
 
 @pytest.mark.parametrize("module", CUTTABLE)
-def test_the_printed_tensors_declare_the_map_they_were_printed_from(module):
-    model = module()
-    traced = AxisMap.trace(model, torch.zeros(IMAGE))
-    printed = {name: pattern for name, pattern in _printed(traced).items() if name in traced.dims}
-    assert printed.keys() == traced.dims.keys()
-    declared = AxisMap.declared(model, printed)
-    assert declared.dims == traced.dims
-    assert declared.sizes == traced.sizes
-
-
-@pytest.mark.parametrize("module", CUTTABLE)
-def test_the_printed_integers_can_be_declared_too(module):
-    model = module()
-    traced = AxisMap.trace(model, torch.zeros(IMAGE))
-    assert AxisMap.declared(model, _printed(traced)).attributes == traced.attributes
+def test_what_is_printed_declares_the_map_it_was_printed_from(module):
+    model, axis_map = traced(module).model, traced(module).axis_map
+    printed = _printed(axis_map)
+    declared = AxisMap.declared(model, {name: printed[name] for name in axis_map.dims})
+    assert declared.dims == axis_map.dims
+    assert declared.sizes == axis_map.sizes
+    assert AxisMap.declared(model, printed).attributes == axis_map.attributes
 
 
 # A declaration beside the run

@@ -87,6 +87,17 @@ def test_relabelling_clients_relabels_their_distances_exactly(dtype):
     assert torch.equal(relabelled, discrepancy.pairwise(chunks)[order][:, order])
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_relabelling_is_exact_where_some_chunks_do_not_tell_clients_apart(seed):
+    """Whether two equal rows change places is a matter of the labels; that they round alike is one of the processor."""
+    g = _gradients(23, 900, spread=1.0, seed=seed)
+    g[4], g[9, :500], g[13, :300], g[:, 300:400] = g[2], g[8, :500], g[12, :300], 0
+    order = torch.randperm(23, generator=_generator(seed))
+    zeta = discrepancy.pairwise(g.split(300, dim=1))
+    assert torch.equal(discrepancy.pairwise(g[order].split(300, dim=1)), zeta[order][:, order])
+    assert torch.equal(zeta[4], zeta[2]) and zeta[2, 4] == 0
+
+
 def test_relabelling_is_exact_where_only_late_coordinates_differ(monkeypatch):
     monkeypatch.setattr(discrepancy, "COLUMNS", 16)
     g = _gradients(9, 3000, spread=1.0)

@@ -1,9 +1,6 @@
 """Extractors: which channels they keep, by hand and against the published rules."""
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import modules
 import pytest
@@ -12,8 +9,6 @@ from reference import slicing_loops as loops
 from torch import nn
 
 from submodels import ChannelGroup, Importance, Random, Rolling, ScalableModel, Static
-
-ROOT = Path(__file__).parent.parent
 
 
 def _kept(extractor, size, kept, *, round=0, client=0, group=0):
@@ -173,23 +168,10 @@ def test_random_draws_favour_no_channel():
     assert all(abs(counts[c] - draws * 0.25) < 4 * spread for c in range(8))
 
 
-@pytest.mark.slow
-def test_random_draws_are_the_same_in_another_process():
-    code = (
-        "import torch; from submodels import ChannelGroup, Random;"
-        "torch.manual_seed(5);"
-        "print([Random(1)(ChannelGroup(id=g, size=64), 16, round=2, client=3).tolist() for g in range(3)])"
-    )
-    ours = str([_kept(Random(1), 64, 16, round=2, client=3, group=g) for g in range(3)])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == ours
+def test_random_draws_are_the_same_in_every_process():
+    # Written down, as every run of the tests is a process of its own, with another seed of hash().
+    draws = [_kept(Random(1), 64, 6, round=2, client=3, group=g) for g in range(3)]
+    assert draws == [[7, 11, 16, 34, 56, 62], [9, 18, 22, 49, 53, 62], [11, 12, 22, 32, 51, 60]]
 
 
 # Importance

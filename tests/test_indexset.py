@@ -38,6 +38,15 @@ def _mlp_positions(kept):
     }
 
 
+class _Flatten(modules.ConvFlattenLinear):
+    """Fewer channels: the loops visit every coordinate."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 10, 3, padding=1)
+        self.fc1, self.fc2 = nn.Linear(10 * 4 * 4, 12), nn.Linear(12, 10)
+
+
 def _flatten_positions(kept):
     second = kept("conv2.weight", 0)
     return {
@@ -77,7 +86,7 @@ def _shuffle_positions(kept):
 
 MODELS = {
     "mlp": (_mlp, torch.zeros(2, 5), _mlp_positions),
-    "conv, flatten, linear": (modules.ConvFlattenLinear, IMAGE, _flatten_positions),
+    "conv, flatten, linear": (_Flatten, IMAGE, _flatten_positions),
     "concatenation": (modules.DenselyConnected, IMAGE, _concat_positions),
     "heads": (modules.EinopsAttention, IMAGE, _heads_positions),
     "channel shuffle": (modules.ChannelShuffle, IMAGE, _shuffle_positions),
@@ -100,58 +109,61 @@ def table(request):
     return ScalableModel(build().double(), example.double()), positions
 
 
-@pytest.fixture(params=CUTS)
-def case(request, table):
-    """(index set, whole tensors, name -> positions by hand) of one model and one cut."""
+@pytest.fixture(scope="module")
+def cases(table):
+    """(index set, whole tensors, name -> positions by hand) of one model and every cut."""
     scalable, positions = table
-    width, extractor, round = CUTS[request.param]
-    index = scalable.index(width, extractor, round=round)
 
-    def kept(name, axis):
-        return index.kept[_group(scalable.axis_map, name, axis)].tolist()
+    def case(width, extractor, round):
+        index = scalable.index(width, extractor, round=round)
 
-    by_hand = {name: [list(axis) for axis in axes] for name, axes in positions(kept).items()}
-    return index, scalable.tensors(), by_hand
+        def kept(name, axis):
+            return index.kept[_group(scalable.axis_map, name, axis)].tolist()
+
+        return index, scalable.tensors(), {name: [list(axis) for axis in x] for name, x in positions(kept).items()}
+
+    return [case(*cut) for cut in CUTS.values()]
 
 
-def test_gather_takes_what_loops_over_coordinates_take(case):
-    index, whole, by_hand = case
-    for name, positions in by_hand.items():
-        got = index.gather(name, whole[name])
-        assert torch.equal(got, loops.gather(whole[name], positions)), name
+def _tensors(cases):
+    """(index set, name, whole tensor, positions by hand) of every tensor of every cut."""
+    return [(index, name, whole[name], positions) for index, whole, hand in cases for name, positions in hand.items()]
+
+
+def test_gather_takes_what_loops_over_coordinates_take(cases):
+    for index, name, whole, positions in _tensors(cases):
+        got = index.gather(name, whole)
+        assert torch.equal(got, loops.gather(whole, positions)), (index.counts, name)
         assert got.shape == index.shape(name)
 
 
-def test_scatter_writes_what_loops_over_coordinates_write(case):
-    index, whole, by_hand = case
-    for name, positions in by_hand.items():
-        into = torch.zeros_like(whole[name]) - 1
+def test_scatter_writes_what_loops_over_coordinates_write(cases):
+    for index, name, whole, positions in _tensors(cases):
+        into = torch.zeros_like(whole) - 1
         part = torch.rand(index.shape(name)).to(into.dtype)
         expected = loops.scatter(into, part, positions)
         assert index.scatter_(name, into, part) is into
-        assert torch.equal(into, expected), name
+        assert torch.equal(into, expected), (index.counts, name)
 
 
-def test_scatter_can_add_to_what_is_there(case):
-    index, whole, by_hand = case
-    for name, positions in by_hand.items():
-        into = whole[name].clone()
+def test_scatter_can_add_to_what_is_there(cases):
+    for index, name, whole, positions in _tensors(cases):
+        into = whole.clone()
         part = torch.rand(index.shape(name), dtype=torch.float64).to(into.dtype) + 1
         expected = loops.scatter(into, part, positions, add=True)
-        assert torch.equal(index.scatter_(name, into, part, accumulate=True), expected), name
+        assert torch.equal(index.scatter_(name, into, part, accumulate=True), expected), (index.counts, name)
 
 
-def test_mask_is_true_exactly_where_loops_find_a_coordinate(case):
-    index, whole, by_hand = case
-    for name, positions in by_hand.items():
+def test_mask_is_true_exactly_where_loops_find_a_coordinate(cases):
+    for index, name, whole, positions in _tensors(cases):
         got = index.mask(name)
         assert got.dtype == torch.bool
-        assert torch.equal(got, loops.mask(whole[name].shape, positions)), name
+        assert torch.equal(got, loops.mask(whole.shape, positions)), (index.counts, name)
 
 
 @pytest.mark.parametrize("build", modules.CUTTABLE)
 def test_every_parameter_and_buffer_has_a_mask_of_its_shape(build):
-    scalable = ScalableModel(build(), IMAGE)
+    scalable = modules.traced(build)
     index = scalable.index(0.5, Random())
     tensors = {**scalable.model.state_dict(), **dict(scalable.model.named_buffers())}
     for name, x in tensors.items():  # tied ones under all their names
@@ -160,9 +172,8 @@ def test_every_parameter_and_buffer_has_a_mask_of_its_shape(build):
         assert mask.sum() == index.gather(name, x).numel(), name
 
 
-def test_gather_hands_out_memory_of_its_own(case):
-    index, whole, _ = case
-    for name, x in whole.items():
+def test_gather_hands_out_memory_of_its_own(cases):
+    for index, name, x in [(index, name, x) for index, whole, _ in cases for name, x in whole.items()]:
         part = index.gather(name, x)
         assert part.untyped_storage().data_ptr() != x.untyped_storage().data_ptr(), name
         assert part.is_contiguous(), name

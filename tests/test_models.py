@@ -3,6 +3,7 @@
 Library models are made shallow where their constructors allow, and see the smallest images they take.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,11 +43,24 @@ def _mixer() -> nn.Module:
     return MlpMixer(num_classes=10, img_size=64, patch_size=16, num_blocks=2, embed_dim=64)
 
 
-def _googlenet() -> nn.Module:
-    from torchvision.models import googlenet  # the zoo leaves out the auxiliary heads that make training differ
+def _shufflenet() -> nn.Module:
+    from torchvision.models import ShuffleNetV2  # shufflenet_v2_x0_5 with two units a stage instead of 4, 8 and 4
 
-    options = {"dropout": 0.0, "dropout_aux": 0.0}  # a dropped channel draws no random number
-    return googlenet(weights=None, num_classes=10, aux_logits=True, init_weights=False, **options)
+    return ShuffleNetV2([2, 2, 2], [24, 48, 96, 192, 1024], num_classes=10)
+
+
+def _regnety() -> nn.Module:
+    from timm.models.regnet import RegNet, RegNetCfg  # regnety_002 with seven blocks instead of 13
+
+    return RegNet(RegNetCfg(w0=24, wa=36.44, wm=2.49, group_size=8, depth=7, se_ratio=0.25), num_classes=10)
+
+
+def _poolformer() -> nn.Module:
+    from timm.models.metaformer import GroupNorm1, MetaFormer  # poolformer_s12 with one block a stage
+
+    options = {"mlp_act": nn.GELU, "mlp_bias": True, "norm_layers": GroupNorm1, "downsample_norm": None}
+    scales = {"layer_scale_init_values": 1e-5, "res_scale_init_values": None}
+    return MetaFormer(depths=(1, 1, 1, 1), num_classes=10, use_mlp_head=False, **options, **scales)
 
 
 CROSS_CHANNEL = {modules.LayerScale, modules.TransformerEncoder}
@@ -59,10 +73,10 @@ ZOO = {
 }
 SMALL, LARGER, SWIN = (3, 32, 32), (3, 64, 64), (3, 56, 56)
 LIBRARY = {
-    "resnet18": Row(_library("timm:resnet18"), image=SMALL, share=0.26),
+    "resnet18": Row(_library("timm:resnet18", layers=(1, 1, 1, 1)), image=SMALL, share=0.27),
     "mobilenetv3": Row(_library("timm:mobilenetv3_small_050"), image=SMALL, share=0.28),
-    "efficientnet_b0": Row(_library("timm:efficientnet_b0"), image=SMALL, share=0.28),
-    "densenet121": Row(_library("timm:densenet121", block_config=(3, 3, 3, 3)), image=SMALL, share=0.28),
+    "efficientnet": Row(_library("timm:test_efficientnet"), image=SMALL, share=0.28),
+    "densenet121": Row(_library("timm:densenet121", block_config=(2, 2, 2, 2)), image=SMALL, share=0.28),
     "convnext_atto": Row(_library("timm:convnext_atto", depths=(1, 1, 1, 1)), image=SMALL, share=0.28, plain=False),
     "vit_tiny": Row(_library("timm:vit_tiny_patch16_224", depth=2), image=SMALL, share=0.32, plain=False),
     "swin_tiny": Row(
@@ -73,10 +87,9 @@ LIBRARY = {
     ),
     "mixer": Row(_mixer, image=LARGER, share=0.4, plain=False),
     "resnext50": Row(_library("timm:resnext50_32x4d", layers=(1, 1, 1, 1)), image=SMALL, share=0.28),
-    "regnety": Row(_library("timm:regnety_002"), image=SMALL, share=0.28),
-    "poolformer": Row(_library("timm:poolformer_s12"), image=SMALL, share=0.26, plain=False),
-    "shufflenet_v2": Row(_library("torchvision:shufflenet_v2_x0_5"), image=SMALL, share=0.33),
-    "googlenet": Row(_googlenet, image=SMALL, share=0.26),
+    "regnety": Row(_regnety, image=SMALL, share=0.3),
+    "poolformer": Row(_poolformer, image=SMALL, share=0.26, plain=False),
+    "shufflenet_v2": Row(_shufflenet, image=SMALL, share=0.33),
 }
 MODELS = {**WRITTEN, **ZOO, **LIBRARY}
 SLOW = {*LIBRARY, "resnet18-cifar"}
@@ -90,15 +103,17 @@ def _rows(*, plain_only: bool = False) -> list:
     ]
 
 
-# Every extractor and every width: all fifteen pairs for small models, five (three in training) for slow ones.
+# Every extractor and every width: all fifteen pairs for small models, one width for each extractor for slow ones.
 WIDTHS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 ALL = [(extractor, width) for extractor in (Static(), Rolling(), Random(2)) for width in WIDTHS]
-SOME = [ALL[i] for i in (3, 6, 12, 0, 14)]
+SOME = [ALL[i] for i in (3, 6, 12)]
 
 
 @functools.cache
 def _scalable(name: str) -> ScalableModel:
     """The model in float64, with random weights everywhere; tests do not change it."""
+    if name in WRITTEN:
+        return modules.traced(MODELS[name].build)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = loops.enliven(MODELS[name].build()).double()
@@ -125,7 +140,9 @@ def _largest(tensors) -> float:
 
 @pytest.mark.parametrize("name", _rows())
 def test_sub_models_compute_what_the_masked_model_computes(name):
-    report = _scalable(name).verify((0.25, 0.5, 1.0))
+    # A slow model without norms over channels meets three more widths in training, below.
+    widths = (0.25, 0.5, 1.0) if name not in SLOW else (0.5,) if MODELS[name].plain else (0.25, 0.5)
+    report = _scalable(name).verify(widths)
     assert report.exact, str(report)
     assert report.explained_by == ()
 
@@ -140,10 +157,11 @@ def test_half_the_width_has_no_more_than_its_share_of_the_parameters(name):
     assert not scalable.axis_map.notes
 
 
-@pytest.mark.parametrize("name", _rows(plain_only=True))
+# Library models are compared in training, below, and in evaluation by `verify`, above.
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.plain and name not in SLOW])
 def test_without_norms_over_channels_extracted_and_masked_agree_as_they_are(name):
     scalable, x = _scalable(name), _images(name)
-    for extractor, width in SOME if name in SLOW else ALL:
+    for extractor, width in ALL:
         sub = scalable.extract(width, extractor, round=5, client=1)
         with torch.no_grad():
             got = _outputs(sub.module.eval(), x)
@@ -157,7 +175,7 @@ def test_without_norms_over_channels_extracted_and_masked_agree_as_they_are(name
 @pytest.mark.parametrize("name", _rows(plain_only=True))
 def test_in_training_outputs_gradients_and_running_statistics_agree(name):
     scalable, x = _scalable(name), _images(name)
-    for extractor, width in SOME[:3] if name in SLOW else ALL:
+    for extractor, width in SOME if name in SLOW else ALL:
         sub = scalable.extract(width, extractor, round=5, client=1)
         masked = loops.masked(scalable.model, sub.index)
         generator = torch.Generator().manual_seed(2)
@@ -188,15 +206,14 @@ def test_at_full_width_channels_in_any_order_compute_what_the_model_computes(nam
 
     with torch.no_grad():
         got = _outputs(scalable.extract(1.0, shuffled).module.eval(), x)
-        expected = _outputs(scalable.model.eval(), x)
+        expected = _outputs(copy.deepcopy(scalable.model).eval(), x)
     for y, z in zip(got, expected, strict=True):
         _assert_close(y, z, _largest([z]), "output")
 
 
 @pytest.mark.parametrize("name", _rows())
-@pytest.mark.parametrize("width", [1 / 16, 0.25])
-def test_a_sub_model_trains_a_step(name, width):
-    sub = _scalable(name).extract(width, Random(), round=1)
+def test_a_sub_model_trains_a_step(name):
+    sub = _scalable(name).extract(1 / 16, Random(), round=1)
     module = sub.module.float().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     before = [p.detach().clone() for p in module.parameters()]
@@ -218,9 +235,7 @@ def test_the_zoo_is_in_the_table_but_for_logistic_regression_which_has_nothing_t
         ScalableModel(_library("logistic", 16)(), torch.zeros(2, 3, 16, 16))
 
 
-@pytest.mark.slow
-def test_googlenet_computes_its_auxiliary_outputs_in_training_alone():
-    module = _scalable("googlenet").extract(0.25, Random()).module
-    x = _images("googlenet")
-    assert len(_outputs(module.train(), x)) == 3
+def test_auxiliary_outputs_are_computed_in_training_alone():
+    module, x = _scalable("AuxiliaryHead").extract(0.25, Random()).module, _images("AuxiliaryHead")
+    assert len(_outputs(module.train(), x)) == 2
     assert len(_outputs(module.eval(), x)) == 1

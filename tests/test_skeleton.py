@@ -12,7 +12,6 @@ from torch.nn.utils import parametrizations
 
 from submodels import AxisMap, ScalableModel
 from submodels.skeleton import Skeleton, loose_tensors, named_tensors, on_meta, rebuild
-from submodels.template import Template
 
 torch.set_num_threads(1)
 
@@ -278,13 +277,16 @@ class ValueDependent(nn.Module):
 
 
 @pytest.mark.parametrize("module", [*CUTTABLE, Keeper, ValueDependent])
-def test_tracing_and_cutting_leave_the_model_as_it_was(module):
+def test_tracing_and_cutting_leave_the_model_as_it_was_and_all_integers_plain(module):
     model = module()
     next(model.children()).eval()  # flags that differ
     before = _picture(model)
     scalable = ScalableModel(model, torch.ones(IMAGE))
-    scalable.extract(0.5)
+    small = scalable.extract(0.5).module
     _same_picture(before, _picture(model))
+    for part in [*model.modules(), *small.modules()]:
+        for name, value in vars(part).items():
+            assert all(type(n) in (int, bool) for n in _integers(value)), name
 
 
 def test_verifying_leaves_the_model_as_it_was():
@@ -300,15 +302,6 @@ def _integers(value):
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _integers(item)
-
-
-@pytest.mark.parametrize("module", CUTTABLE)
-def test_integers_of_the_model_and_of_its_sub_models_are_plain(module):
-    model = module()
-    small = ScalableModel(model, torch.zeros(IMAGE)).extract(0.5).module
-    for part in [*model.modules(), *small.modules()]:
-        for name, value in vars(part).items():
-            assert all(type(n) in (int, bool) for n in _integers(value)), name
 
 
 def test_switches_of_the_libraries_are_put_back():
@@ -344,29 +337,6 @@ def test_making_a_map_draws_no_random_numbers(module):
     before = torch.get_rng_state()
     ScalableModel(model, torch.ones(IMAGE))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# Templates
-
-
-def test_a_template_has_the_shapes_and_integers_of_its_sub_model():
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.PReLU(8),
-        nn.ConvTranspose2d(8, 6, 2), nn.Flatten(2), nn.LayerNorm(169, elementwise_affine=False), nn.Flatten(),
-        nn.Linear(6 * 169, 5),
-    )  # fmt: skip
-    axis_map = AxisMap.trace(model, torch.zeros(2, 3, 16, 16))
-    names = [group.name for group in axis_map.groups]
-    assert axis_map.dims["0.bias"][0].show(names) == "(g0 2)"
-    small = Template.of(model, axis_map, axis_map.counts(0.5)).module
-    assert (small[0].in_channels, small[0].out_channels) == (3, 4)
-    assert (small[1].num_groups, small[1].num_channels) == (2, 4)
-    assert (small[2].in_channels, small[2].out_channels, small[2].groups) == (4, 4, 4)
-    assert small[3].num_features == small[4].num_parameters == 4
-    assert (small[5].in_channels, small[5].out_channels) == (4, 3)
-    assert (small[9].in_features, small[9].out_features) == (3 * 169, 5)
-    assert small[0].weight.shape == (4, 3, 3, 3) and small[0].weight.is_meta
-    assert model[0].out_channels == 8 and model[1].num_groups == 4
 
 
 # Parametrized modules: they work or stay whole

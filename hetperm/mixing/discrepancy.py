@@ -20,8 +20,8 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
 
     The gradients are centred first, because what they have in common would swallow the digits of their differences,
     and a chunk of coordinates is multiplied at a time. Symmetric, with a zero diagonal, and in the dtype of the
-    gradients (float32 at least). Relabelling the clients relabels the distances, bit for bit (in chunks: if the first
-    tells the clients apart).
+    gradients (float32 at least). Relabelling the clients relabels the distances, bit for bit, whatever the processor:
+    the product is taken in an order that the gradients alone decide, and equal gradients share one row of it.
 
     Args:
         gradients: (N, d), or chunks (N, d_k) of it one after another, e.g. one per parameter of the model.
@@ -32,7 +32,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
                 [ 9.,  0., 18.],
                 [ 9., 18.,  0.]])
     """
-    gram = order = None
+    gram = rank = order = None
     dtype = torch.float32
     for chunk in [gradients] if isinstance(gradients, Tensor) else gradients:
         chunk = _checked(chunk, N=None if gram is None else len(gram))
@@ -40,7 +40,11 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
             continue
         if gram is None:
             gram = torch.zeros(len(chunk), len(chunk), dtype=torch.float64, device=chunk.device)
-            order = _order(chunk)
+            rank = order = torch.zeros(len(chunk), dtype=torch.long, device=chunk.device)
+        if rank.unique().numel() < len(rank):
+            before, rank = rank, _rank(chunk, rank)
+            order = rank.argsort(stable=True)
+            gram = gram[before[order][:, None], before[order]]
         dtype = torch.promote_types(dtype, chunk.dtype)
         for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
             x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
@@ -52,8 +56,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
         raise ValueError("there are no gradients to compare")
     square = gram.diagonal()
     zeta = (square[:, None] + square).sub_(gram + gram.T)  # the product need not be symmetric to the last bit
-    place = order.argsort()
-    return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[place[:, None], place]
+    return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[rank[:, None], rank]
 
 
 def _checked(chunk: Tensor, N: int | None) -> Tensor:
@@ -63,14 +66,24 @@ def _checked(chunk: Tensor, N: int | None) -> Tensor:
     return chunk.detach()
 
 
-def _order(gradients: Tensor) -> Tensor:
-    """Clients in the order of the bytes of their gradients: sums in it round alike however the clients are labelled."""
+def _rank(gradients: Tensor, before: Tensor) -> Tensor:
+    """Clients that come before each one, (N,): in the order of `before`, then of the bytes of their gradients.
+
+    Sums in this order round alike however the clients are labelled. Clients of one rank have had the same gradients so
+    far. On some processors a product rounds its rows differently by where they lie, so these clients read the row of
+    the first of them.
+    """
     width = COLUMNS
     while True:  # a few coordinates tell most clients apart
-        keys = [row.view(torch.uint8).cpu().numpy().tobytes() for row in gradients[:, :width].contiguous()]
+        rows = [row.view(torch.uint8).cpu().numpy().tobytes() for row in gradients[:, :width].contiguous()]
+        keys = list(zip(before.tolist(), rows))
         if len(set(keys)) == len(keys) or width >= gradients.shape[1]:
-            return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), device=gradients.device)
+            break
         width *= 8
+    first: dict[tuple[int, bytes], int] = {}
+    for place, key in enumerate(sorted(keys)):
+        first.setdefault(key, place)
+    return torch.tensor([first[key] for key in keys], device=gradients.device)
 
 
 def _not_finite(gradients: Tensor) -> str:

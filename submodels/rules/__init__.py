@@ -3,9 +3,12 @@
 A rule is ``rule(t, out, *args, **kwargs)``: ``t[x]`` are the axes of tensor x, ``t[x] = axes`` sets them. It unifies
 what the operation forces to be equal, freezes what it reads by position, and tags axes whose channels it mixes in a
 way that a missing channel changes (a mean divides by their number). An operation without a rule freezes every axis
-it touches: safe, and reported.
+it touches: safe, and reported. So does a call that a rule refuses (`operands.require`); any other exception in a rule
+is a bug in the rule and comes out as a `RuleError`.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from submodels.axes import fixed, freeze, is_frozen
 from submodels.rules import contracting, indexing, moving, reducing
-from submodels.rules.operands import outputs, pointwise
+from submodels.rules.operands import Inexpressible, outputs, pointwise
 
 RULES: dict[str, Callable[..., None]] = {
     **moving.RULES,
@@ -30,21 +33,45 @@ POINTWISE = frozenset(
 )
 
 
+class RuleError(RuntimeError):
+    """A rule failed on a call it did not refuse: a bug in the rule, not in the traced model."""
+
+
 def apply(t, name: str, elementwise: bool, args: tuple, kwargs: dict, out: Any, inputs: list[Tensor]) -> bool:
     """True if a rule explained the operation; else every axis it touches has been frozen."""
+    results = outputs(out)
+    if not any(x.dim() for x in [*inputs, *results]):  # numbers have no axes, though torch lets them have a "dim 0"
+        for o in results:
+            t[o] = []
+        return True
     try:
-        if name in RULES:
+        if name in RULES and _takes(RULES[name], t, out, *args, **kwargs):
             RULES[name](t, out, *args, **kwargs)
             return True
-        if elementwise or name in POINTWISE:
+        if name not in RULES and (elementwise or name in POINTWISE):
             pointwise(t, out, inputs)
             return True
-    except (NotImplementedError, AssertionError, IndexError, ValueError, TypeError, AttributeError):
-        pass  # a rule that cannot cope freezes, like an operation without one
+    except Inexpressible:
+        pass  # freezes, like an operation without a rule
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in inputs]
+        raise RuleError(f"the rule of {name!r} failed on shapes {shapes}: {type(error).__name__}: {error}") from error
     harmless = all(is_frozen(axis) for x in inputs for axis in t[x])
     for x in inputs:
         for axis in t[x]:
             freeze(axis, f"op:{name}")
-    for o in outputs(out):
+    for o in results:
         t[o] = [fixed(n, f"op:{name}") for n in o.shape]
     return harmless
+
+
+def _takes(rule: Callable[..., None], *args: Any, **kwargs: Any) -> bool:
+    """Whether a rule has parameters for a call; an overload that passes others is not covered by it."""
+    try:
+        _signature(rule).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+_signature = functools.cache(inspect.signature)

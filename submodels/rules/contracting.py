@@ -3,43 +3,51 @@
 from torch import Tensor
 
 from submodels.axes import Axis, fixed, freeze, product, tag, unify
-from submodels.rules.operands import outputs, same
+from submodels.rules.operands import outputs, require, same
 
 
 def mm(t, out, a, b, **_kw):
+    """Matrix product: the inner axes are one; the result has the rows of a and the columns of b."""
     unify(t[a][1], t[b][0])
     t[out] = [t[a][0], t[b][1]]
 
 
 def addmm(t, out, bias, a, b, **_kw):
+    """Matrix product plus a bias that broadcasts against the result."""
     mm(t, out, a, b)
     same(t, t[out], t[bias])
 
 
 def bmm(t, out, a, b, **_kw):
+    """Batched matrix product: batch and inner axes are shared; a batch that can shrink is one of heads."""
     batch, _, inner = t[a]
     unify(batch, t[b][0])
     unify(inner, t[b][1])
+    # Attention written by hand multiplies per head. A batch of samples is frozen as a model input, so the tag is idle.
     tag(batch, "heads")
     t[out] = [batch, t[a][1], t[b][2]]
 
 
 def baddbmm(t, out, bias, a, b, **_kw):
+    """Batched matrix product plus a bias that broadcasts against the result."""
     bmm(t, out, a, b)
     same(t, t[out], t[bias])
 
 
 def mv(t, out, a, b):
+    """Matrix times vector: the inner axes are one, the rows remain."""
     unify(t[a][1], t[b][0])
     t[out] = [t[a][0]]
 
 
 def dot(t, out, a, b):
+    """Inner product: the two axes are one, and none remains."""
     unify(t[a][0], t[b][0])
     t[out] = []
 
 
 def linear(t, out, x, weight, bias=None):
+    """Linear layer: features in are the columns of the weight, features out its rows."""
     unify(t[x][-1], t[weight][1])
     if bias is not None:
         unify(t[weight][0], t[bias][0])
@@ -47,13 +55,18 @@ def linear(t, out, x, weight, bias=None):
 
 
 def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
+    """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width."""
     *batch, rows, inner = t[q]
+    # Several query heads read one key head: dropping a key head would drop all of them, which no term can say.
+    require(
+        q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries"
+    )
     for i, axis in enumerate(batch):
         unify(axis, t[k][i])
         unify(axis, t[v][i])
     unify(inner, t[k][-1])
     unify(t[k][-2], t[v][-2])
-    freeze(t[k][-2], "op:softmax")
+    freeze(t[k][-2], "op:softmax")  # a softmax runs over the keys: leaving some out changes the weight of the others
     mask = attn_mask if isinstance(attn_mask, Tensor) else kw.get("attn_mask")
     if mask is not None:
         same(t, [*batch, rows, t[k][-2]], t[mask])
@@ -63,7 +76,9 @@ def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
         t[o] = [fixed(n, "attention statistics") for n in o.shape]
 
 
-def convolution(t, out, x, weight, bias, _stride, _padding, _dilation, transposed, _output_padding, groups, *_flags):
+def convolution(t, out, x, weight, bias, *settings):
+    """Convolution: channels in and out are the weight's first axes; positions and kernel stay whole."""
+    _stride, _padding, _dilation, transposed, _output_padding, groups, *_flags = settings
     for axis in t[x][2:]:
         freeze(axis, "spatial")
     for axis in t[weight][2:]:

@@ -8,6 +8,16 @@ from torch import Tensor
 from submodels.axes import Axis, fixed, freeze, unify
 
 
+class Inexpressible(Exception):
+    """A rule met a call whose axes it cannot relate; the call then freezes every axis it touches."""
+
+
+def require(condition: object, why: str) -> None:
+    """Refuse a call that a rule does not cover; ``why`` says what it is about."""
+    if not condition:
+        raise Inexpressible(why)
+
+
 def same(t: Mapping[Tensor, list[Axis]], axes: list[Axis], others: list[Axis]) -> None:
     """Unify two lists of axes from the back, as broadcasting aligns them; size-1 axes are broadcast."""
     for a, b in zip(reversed(axes), reversed(others), strict=False):
@@ -16,6 +26,7 @@ def same(t: Mapping[Tensor, list[Axis]], axes: list[Axis], others: list[Axis]) -
 
 
 def outputs(out: Any) -> list[Tensor]:
+    """The tensors among the results of an operation, as a list."""
     return [o for o in (out if isinstance(out, tuple | list) else [out]) if isinstance(o, Tensor)]
 
 

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from torch import Tensor
 
 from submodels.axes import Axis, fixed, freeze, product, tag, unify
-from submodels.rules.operands import outputs, resized, same
+from submodels.rules.operands import outputs, require, resized, same
 
 
 def batch_norm(t, out, x, *args, **_kw):
+    """Batch norm: statistics, affine part and channels are one axis; the axes it averages over count."""
     for vector in args[:4]:
         if isinstance(vector, Tensor):
             unify(t[vector][0], t[x][1])
+    # With one value a channel nothing is averaged over these axes, so none of them counts.
     if x.shape[0] * math.prod(x.shape[2:]) > 1:
         for axis in (t[x][0], *t[x][2:]):
             tag(axis, "op:batch_norm")  # over scaled channels this is a weight standardisation
@@ -23,6 +25,7 @@ def batch_norm(t, out, x, *args, **_kw):
 
 
 def layer_norm(t, out, x, normalized_shape, *args, **_kw):
+    """Layer or RMS norm: the affine part and the normalised axes are one, and count."""
     inner = t[x][-len(normalized_shape) :]
     for vector in args[:2]:
         if isinstance(vector, Tensor):
@@ -35,7 +38,9 @@ def layer_norm(t, out, x, normalized_shape, *args, **_kw):
         t[o] = [a if a.size == n else fixed(n, "norm statistics") for a, n in zip(t[x], o.shape, strict=False)]
 
 
-def group_norm(t, out, x, weight, bias, _n, channels, _hw, groups, _eps):
+def group_norm(t, out, x, weight, bias, *settings):
+    """Group norm: channels are (groups inner); groups may shrink, the inner factor counts."""
+    _samples, channels, _positions, groups, _eps = settings
     for vector in (weight, bias):
         if vector is not None:
             unify(t[vector][0], t[x][1])
@@ -43,13 +48,14 @@ def group_norm(t, out, x, weight, bias, _n, channels, _hw, groups, _eps):
     tag(block, "groups")
     for axis in (inner, *t[x][2:]):
         tag(axis, "norm:group_norm")
-    unify(t[x][1], product([block, inner]))
+    unify(t[x][1], product([block, inner]))  # which factor scales is chosen once the whole run is known
     t[out[0]] = t[x]
     for o in out[1:]:
         t[o] = [fixed(n, "norm statistics") for n in o.shape]
 
 
 def softmax(t, out, x, dim, *_args):
+    """Softmax: the axis it runs over stays whole, the others pass."""
     # What a softmax runs over (tokens, branches, features of a covariance) sums to one: dropping some changes all.
     freeze(t[x][dim], "op:softmax")
     t[out] = t[x]
@@ -59,6 +65,8 @@ def _reduction(name: str, mixes: bool) -> Callable[..., None]:
     """A rule for an operation that reduces dimensions; ``mixes``: a missing channel is not a zero channel."""
 
     def reduce(t, out, x, *args, **kw):
+        """Reduced axes go, or shrink to size 1; the others pass."""
+        # Overloads differ in where the dimensions stand (norm has its order before them), but only they are lists.
         dims = next((a for a in args if isinstance(a, list | tuple)), kw.get("dim"))
         if dims is None and name in _ONE_DIM and args and isinstance(args[0], int):
             dims = args[0]
@@ -68,6 +76,7 @@ def _reduction(name: str, mixes: bool) -> Callable[..., None]:
             tag(t[x][d], f"op:{name}")
         for o in outputs(out):
             kept = o.dim() == x.dim()
+            require(kept or o.dim() == x.dim() - len(dims), "a dimension that the call leaves to the operation")
             t[o] = [fixed(1, "size 1") if i in dims else axis for i, axis in enumerate(t[x]) if kept or i not in dims]
 
     return reduce
@@ -81,12 +90,14 @@ _OTHER_REDUCTIONS = (
 ).split()
 
 
-def _ordered(place: int) -> Callable[..., None]:
-    """A rule for an operation that orders or accumulates along the dimension given as its ``place``-th option."""
+def _ordered(position: int) -> Callable[..., None]:
+    """A rule for an operation that orders or accumulates along the dimension given at that position of its options."""
 
     def order(t, out, x, *args, **kw):
-        dim = args[place] if len(args) > place else kw.get("dim", -1)
+        """The ordered axis stays whole, the others pass."""
+        dim = args[position] if len(args) > position else kw.get("dim", -1)
         freeze(t[x][dim], "op:ordered along this axis")
+        require(all([o.dim() == x.dim() for o in outputs(out)]), "a result without the ordered axis")
         for o in outputs(out):
             t[o] = [resized(a, n, "op:topk") for a, n in zip(t[x], o.shape, strict=True)]
 
@@ -97,6 +108,7 @@ def _spatial(dims: int) -> Callable[..., None]:
     """A rule for an operation that works on the last ``dims`` dimensions of its first operand."""
 
     def window(t, out, x, *_args, **_kw):
+        """The last axes are positions and stay whole, the others pass."""
         for axis in t[x][-dims:]:
             freeze(axis, "spatial")
         for o in outputs(out):
@@ -116,6 +128,7 @@ _WINDOWS = (
 
 
 def grid_sampler(t, out, x, grid, *_args):
+    """Sampling at given positions: batch and channels pass, positions stay whole."""
     unify(t[x][0], t[grid][0])
     for axis in (*t[x][2:], *t[grid][1:]):
         freeze(axis, "spatial")
@@ -123,16 +136,19 @@ def grid_sampler(t, out, x, grid, *_args):
 
 
 def fft(t, out, x, dims, *_args):
+    """Fourier transform: transformed axes stay whole, the others pass."""
     for d in dims:
         freeze(t[x][d], "op:fft")
     t[out] = [resized(a, n, "op:fft") for a, n in zip(t[x], out.shape, strict=True)]
 
 
 def view_as_real(t, out, x):
+    """A complex tensor as real numbers: a new last axis of two."""
     t[out] = [*t[x], fixed(2, "complex")]
 
 
 def view_as_complex(t, out, x):
+    """Pairs of real numbers as complex ones: the last axis goes."""
     freeze(t[x][-1], "complex")
     t[out] = t[x][:-1]
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from hetperm.bench.devices import limits
 from hetperm.checks import check_fields, whole
-from hetperm.config import POSITIVE
+from hetperm.config import POSITIVE, WidthsFrom
 
 
 def image_shape(name: str, value: Any) -> str:
@@ -34,7 +34,7 @@ class Options:
     """Samples of a local step."""
     local_steps: Annotated[int, whole(1)] = 5
     """Local steps of a visit."""
-    widths_from: Literal["profile", "budget"] = "profile"
+    widths_from: WidthsFrom = "profile"
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     enforce: limits.KINDS = "auto"
     """How memory is limited: a cgroup for each process, RLIMIT_DATA, the first of them that there is, or not at all."""

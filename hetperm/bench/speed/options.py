@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from hetperm.advice import did_you_mean
 from hetperm.checks import Check, Names, check_fields, path, several, whole
+from hetperm.config import Engine
 
 WORKLOADS = ("W1", "W2", "W3", "W4")
 PARTS = ("workloads", "peers", "perm_rounds", "epochs", "alpha", "scaling")
@@ -47,7 +48,7 @@ class Options:
     """Folder of MNIST, for the epochs; None: digits, which come with hetperm but are fewer."""
     sizes: Annotated[tuple[int, ...], several(whole(1))] = (10, 30, 100, 300, 1000)
     """Numbers of clients of the scaling curve."""
-    engine: Literal["auto", "sequential", "batched", "threads", "processes"] = "auto"
+    engine: Engine = "auto"
     """Engine of hetperm on one core; on two cores W3 runs on threads."""
     workers: Annotated[int, whole(1)] = 1
     """Cores of the epochs, literal or not."""
