@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
+from hetperm.engine.pickling import TensorPickler
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
 
@@ -179,7 +179,7 @@ class SharedBuffer:
         """The message for a value, to be sent through a pipe; its tensors stay in the buffer, as far as they fit."""
         buffers: list[pickle.PickleBuffer] = []
         text = io.BytesIO()
-        _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
+        TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
         first, spans = 0, []  # a span of the buffer, or the bytes themselves once it is full
         for buffer in buffers:
             raw = buffer.raw()
@@ -198,19 +198,3 @@ class SharedBuffer:
         return pickle.loads(
             text, buffers=[bytearray(span if isinstance(span, bytes) else self._memory[slice(*span)]) for span in spans]
         )
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors as plain bytes beside the text: torch would share each of them by a file."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return NotImplemented
-        value = value.detach().cpu()
-        row = value.contiguous().reshape(-1)
-        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one number may have any stride
-        return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
-
-
-def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
