@@ -109,7 +109,7 @@ def test_an_unknown_comparison_is_refused_by_name():
 
 def test_a_gradient_that_is_not_finite_is_named_with_epoch_and_client():
     w = start() | {"4.bias": torch.full((CLASSES,), float("inf"), dtype=torch.float64)}
-    with pytest.raises(NotFinite, match="^epoch 3: client 0: the gradient is not finite"):
+    with pytest.raises(NotFinite, match=r"^epoch 3: client 0: the gradient is not finite"):
         collect_reports(make_federation(make_clients()), State(3, w, ()), ReportGradient(3))
 
 
@@ -124,10 +124,8 @@ def test_widths_of_the_same_size_have_the_same_complexity():
 
 def test_the_complexity_that_counts_is_that_of_the_personal_models():
     """With everybody as small as the smallest client there is nothing to tell hosts apart by."""
-    one, other = (
-        make_method("perm", make_clients(), personal_width="smallest", vc_weight=weight).begin()
-        for weight in (0.0, 9.0)
-    )
+    smallest = {"personal_width": "smallest"}
+    one, other = (make_method("perm", make_clients(), vc_weight=weight, **smallest).begin() for weight in (0.0, 9.0))
     assert torch.equal(one.alpha, other.alpha)
     assert not torch.equal(one.alpha, make_method("perm", make_clients(), vc_weight=9.0).begin().alpha)
 

@@ -165,10 +165,8 @@ def test_rolling_parts_of_visits_move_on_from_round_to_round_and_from_epoch_to_e
     """Round t of epoch r is number 4 r + t for four clients; half of the widest model is a window of 4 of 8 units."""
     clients = make_clients((1.0, 0.5, 0.5, 0.5))
     state, marks = state_of(clients, [[0.25] * 4] * 4, r=1), []
-    for t in range(2):
-        after = personal_epoch(
-            make_federation(clients), state, [[], [(0, 2)]][1 - t :], replace(RULE, nested="rolling")
-        )
+    for rounds in ([[(0, 2)]], [[], [(0, 2)]]):
+        after = personal_epoch(make_federation(clients), state, rounds, replace(RULE, nested="rolling"))
         marks.append((after.v[0]["0.bias"] != state.v[0]["0.bias"]).nonzero().flatten().tolist())
     assert marks == [[4, 5, 6, 7], [0, 5, 6, 7]]
 
@@ -214,7 +212,7 @@ def test_a_model_that_goes_non_finite_is_named_with_epoch_and_host():
 
 
 def test_bytes_of_visits_are_those_of_the_parts_that_travel_there_and_back():
-    """At width 1 a model has 40 + 8 + 48 + 6 + 18 + 3 numbers, at 0.5 it has 20 + 4 + 12 + 3 + 9 + 3, of 8 bytes each."""
+    """At width 1 there are 40 + 8 + 48 + 6 + 18 + 3 numbers, at 0.5 there are 20 + 4 + 12 + 3 + 9 + 3; 8 bytes each."""
     clients = make_clients((1.0, 0.5))
     state = state_of(clients, [[0.5, 0.5], [0.0, 1.0]])
     after = personal_epoch(make_federation(clients), state, [[(0, 0), (1, 1)], [(0, 1)], [(1, 0)]], RULE)
