@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hetperm.runs import checkpoint
-from hetperm.runs.checkpoint import changed, load, save
+from hetperm.runs.checkpoint import Saved, changed, load, save
 from hetperm.state import State, Work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ def small_state():
 @pytest.fixture
 def saved(tmp_path):
     path = tmp_path / "perm.safetensors"
-    save(path, small_state(), [{"epoch": 1, "accuracy": 0.5}], finished=False)
+    save(path, Saved(small_state(), ({"epoch": 1, "accuracy": 0.5},)))
     return path
 
 
@@ -113,7 +113,7 @@ EXTRA = st.none() | st.dictionaries(st.text(max_size=3), VALUES | st.lists(VALUE
 @given(states(), st.lists(ROWS, max_size=3), st.booleans(), EXTRA)
 def test_what_is_loaded_is_what_was_saved(tmp_path_factory, state, history, finished, extra):
     path = tmp_path_factory.mktemp("any") / "x.safetensors"
-    save(path, state, history, finished=finished, extra=extra)
+    save(path, Saved(state, tuple(history), finished, extra))
     back = load(path)
     assert bits(back.state) == bits(state)
     assert bits(back.history) == bits(tuple(history))
@@ -132,15 +132,15 @@ def test_a_history_keeps_what_json_has_no_word_for(tmp_path):
         "g": 1,
         "h": "±",
     }
-    save(tmp_path / "x", small_state(), [row], finished=True)
+    save(tmp_path / "x", Saved(small_state(), (row,), finished=True))
     (back,) = load(tmp_path / "x").history
     assert bits(back) == bits(row)
 
 
 def test_models_that_are_one_come_back_as_one_and_take_the_room_of_one(tmp_path):
     w = model(width=1000)
-    save(tmp_path / "one", State(0, w, ()), [], finished=False)
-    save(tmp_path / "many", State(0, w, (w,) * 50, tail=(w,) * 50, memory={"centre": w}), [], finished=False)
+    save(tmp_path / "one", Saved(State(0, w, ())))
+    save(tmp_path / "many", Saved(State(0, w, (w,) * 50, tail=(w,) * 50, memory={"centre": w})))
     assert (tmp_path / "many").stat().st_size < (tmp_path / "one").stat().st_size + 2000
     state = load(tmp_path / "many").state
     assert all(each is state.w for each in (*state.v, *state.tail, state.memory["centre"]))
@@ -148,7 +148,7 @@ def test_models_that_are_one_come_back_as_one_and_take_the_room_of_one(tmp_path)
 
 def test_tensors_in_several_models_are_written_once(tmp_path):
     w = model(width=1000)
-    save(tmp_path / "x", State(0, w, ({name: x.detach() for name, x in w.items()},)), [], finished=False)
+    save(tmp_path / "x", Saved(State(0, w, ({name: x.detach() for name, x in w.items()},))))
     state = load(tmp_path / "x").state
     assert state.v[0] is not state.w
     assert state.v[0]["fc.weight"] is state.w["fc.weight"]
@@ -156,13 +156,13 @@ def test_tensors_in_several_models_are_written_once(tmp_path):
 
 def test_equal_contents_give_equal_bytes(tmp_path):
     for name in "ab":
-        save(tmp_path / name, small_state(), [{"x": 1}], finished=False, extra={"y": [1, 2]})
+        save(tmp_path / name, Saved(small_state(), ({"x": 1},), extra={"y": [1, 2]}))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_models_that_require_gradients_come_back_as_plain_numbers(tmp_path):
     w = {"weight": torch.nn.Parameter(torch.ones(2))}
-    save(tmp_path / "x", State(0, w, (w,)), [], finished=False)
+    save(tmp_path / "x", Saved(State(0, w, (w,))))
     back = load(tmp_path / "x").state.w["weight"]
     assert not back.requires_grad
     assert torch.equal(back, torch.ones(2))
@@ -210,7 +210,7 @@ def refusal(path) -> str:
 def smallest(folder):
     """A checkpoint of few bytes, and these."""
     path = folder / "x"
-    save(path, State(1, {"w": torch.tensor([0.5, -1])}, ()), [{"a": 1}], finished=False)
+    save(path, Saved(State(1, {"w": torch.tensor([0.5, -1])}, ()), ({"a": 1},)))
     return path, path.read_bytes()
 
 
@@ -267,7 +267,7 @@ def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path):
 def test_what_cannot_be_written_is_refused_before_anything_is(saved):
     whole = saved.read_bytes()
     with pytest.raises(TypeError, match=r"^checkpoints hold numbers, .* \(Object of type Tensor is not .*\)$"):
-        save(saved, small_state(), [{"x": torch.ones(1)}], finished=False)
+        save(saved, Saved(small_state(), ({"x": torch.ones(1)},)))
     assert saved.read_bytes() == whole
 
 
@@ -275,7 +275,7 @@ def test_more_tensors_than_a_header_holds_are_refused_before_anything_is_written
     whole = saved.read_bytes()
     monkeypatch.setattr(checkpoint, "_LONGEST_HEADER", 100)
     with pytest.raises(ValueError, match=r"the names of 8 tensors do not fit in a checkpoint$"):
-        save(saved, small_state(), [], finished=False)
+        save(saved, Saved(small_state()))
     assert saved.read_bytes() == whole
 
 
@@ -303,7 +303,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(saved, monkeypatch, call):
         else:
             patch.setattr(os, call, _full)
         with pytest.raises(OSError) as caught:
-            save(saved, State(9, model(9), ()), [], finished=True)
+            save(saved, Saved(State(9, model(9), ()), finished=True))
     assert str(caught.value) == f"cannot write {saved} (No space left on device); what was written before is whole"
     assert saved.read_bytes() == whole
     assert list(saved.parent.iterdir()) == [saved]
@@ -314,7 +314,7 @@ def test_what_a_killed_run_left_is_cleared_away(saved):
     other = saved.with_name(".other.safetensors.12345")
     for path in (left, other):
         path.write_bytes(b"half")
-    save(saved, small_state(), [], finished=False)
+    save(saved, Saved(small_state()))
     assert set(saved.parent.iterdir()) == {saved, other}
 
 
@@ -322,7 +322,7 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from hetperm.runs.checkpoint import load, save
+from hetperm.runs.checkpoint import Saved, load, save
 from hetperm.state import State
 
 path, random = Path(sys.argv[1]), random.Random(0)
@@ -333,7 +333,7 @@ def at(r):
 
 began = time.perf_counter()
 for _ in range(5):
-    save(path, at(0), [{"r": 0}], finished=False)
+    save(path, Saved(at(0), ({"r": 0},)))
 five = time.perf_counter() - began
 
 reached, halves = [], 0
@@ -342,7 +342,7 @@ for _ in range(40):
     child = os.fork()
     if not child:
         for r in range(begin + 1, 10**9):
-            save(path, at(r), [{"r": r}], finished=False)
+            save(path, Saved(at(r), ({"r": r},)))
     time.sleep(random.uniform(0, five))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

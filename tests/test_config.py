@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from hetperm.checks import checked, hints_of
-from hetperm.config import ALGORITHMS, FIELDS, KEYS, SHIPPED, Config, check_field, find, load
+from hetperm.config import FIELDS, KEYS, SHIPPED, Config, check_field, find, load
 
 
 def written(folder: Path, text: str) -> Path:
@@ -73,12 +73,6 @@ def test_keys_of_a_file_are_the_fields_but_for_the_tables_of_rivals():
     assert set(FIELDS) - set(KEYS) == {"rivals"}
 
 
-def test_every_algorithm_can_be_run_and_no_other():
-    from hetperm.methods import ALGORITHMS as runnable
-
-    assert tuple(runnable) == ALGORITHMS
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -103,9 +97,9 @@ def test_where_a_run_is_written_and_what_it_says_is_not_in_its_toml():
 @pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.toml")), ids=lambda path: path.relative_to(SHIPPED).as_posix())
 def test_every_shipped_configuration_is_understood(path):
     if path.parent == SHIPPED:
-        from hetperm.methods import check
+        from hetperm.methods import check_method_tables
 
-        check(load(path))
+        check_method_tables(load(path))
         assert find(path.stem) == path
     elif path.parent.name == "profiles":
         from hetperm.profile import load as profile
@@ -246,48 +240,3 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
         load(path)
-
-
-def test_the_options_of_a_method_come_from_its_table_then_the_configuration_then_defaults():
-    from hetperm.methods import options_for
-
-    config = Config(local_steps=7, personal_lr=0.4, rivals={"fedavg-ft": {"lr": 2, "fine_tune_lr": 0.5}})
-    options = options_for("fedavg-ft", config, steps=1000)
-    assert (options.lr, options.fine_tune_lr, options.fine_tune_steps) == (2.0, 0.5, 300)
-    assert (options.local_steps, options.steps, options.seed) == (7, 1000, 0)
-    assert options_for("local", config, steps=1000).lr == 0.4
-
-
-def test_fine_tuning_takes_at_most_half_of_the_steps():
-    from hetperm.methods import options_for
-
-    assert options_for("fedavg-ft", Config(), steps=100).fine_tune_steps == 50
-
-
-@pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_method_has_its_options_without_a_table(method):
-    from hetperm.methods import options_for
-
-    assert options_for(method, Config(), steps=1000).seed == 0
-
-
-TABLES = [
-    ("fedavg-ft", {"fine_tune_step": 3}, "[fedavg-ft]: unknown key 'fine_tune_step'; did you mean 'fine_tune_steps'?"),
-    ("local", {"epochs": 3}, "[local]: unknown key 'epochs'; it takes local_steps, batch_size, lr, tail_average"),
-    ("local", {"lr": "fast"}, "[local]: lr is 'fast'; it must be a number of at least 0"),
-    ("ifca", {"clusters": 2.5}, "[ifca]: clusters is 2.5; it must be a whole number of at least 0"),
-    ("apfl", {"adaptive": 1}, "[apfl]: adaptive is 1; it must be true or false"),
-    ("perfedavg", {"variant": 1}, "[perfedavg]: variant is 1; it must be a text, in quotes"),
-    ("local", {"tail_average": 2}, "[local]: tail_average is 2; it must be a number from 0 to 1"),
-    ("fedavg", {"lrr": 1}, "[fedavg]: unknown key 'lrr'; did you mean 'lr'?"),
-    ("pfedme", {"server_mix": 0.5}, "[pfedme]: unknown key 'server_mix'; did you mean 'server_step'?"),
-]
-
-
-@pytest.mark.parametrize(("method", "table", "sentence"), TABLES, ids=[f"{m} {next(iter(t))}" for m, t, _ in TABLES])
-def test_a_table_that_its_method_does_not_understand_is_refused(method, table, sentence):
-    from hetperm.methods import check
-
-    with pytest.raises(ValueError) as caught:
-        check(Config(rivals={method: table}))
-    assert str(caught.value) == sentence

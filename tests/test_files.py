@@ -2,38 +2,45 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hetperm.runs import files
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def test_a_folder_that_exists_is_refused_and_a_name_that_is_taken_gets_a_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileExistsError, match=r"exists; name another folder with --out$"):
-        files.place(tmp_path, "")
+        files.run_folder(tmp_path, "")
     (tmp_path / "config.toml").touch()  # a run's
     with pytest.raises(FileExistsError, match=r"exists; name another folder with --out, or go on with that run by"):
-        files.place(tmp_path, "")
-    assert files.place(None, "mine").as_posix() == "runs/mine"
-    files.create(files.place(None, "mine"))
-    assert files.create(files.place(None, "mine")).as_posix() == "runs/mine-2"
+        files.run_folder(tmp_path, "")
+    assert files.run_folder(None, "mine").as_posix() == "runs/mine"
+    files.create(files.run_folder(None, "mine"))
+    assert files.create(files.run_folder(None, "mine")).as_posix() == "runs/mine-2"
     with pytest.raises(FileExistsError, match="runs/mine exists"):
         files.create(files.RUNS / "mine")
 
 
 def test_a_run_is_resumed_where_it_is_or_begun_where_there_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert files.place(None, "mine", resume=True).as_posix() == "runs/mine"
+    assert files.run_folder(None, "mine", resume=True).as_posix() == "runs/mine"
     for _ in range(2):
-        files.create(files.place(None, "mine"))
-    assert files.place(None, "mine", resume=True).as_posix() == "runs/mine-2"
-    assert files.place(tmp_path / "new", "", resume=True) == tmp_path / "new"
+        files.create(files.run_folder(None, "mine"))
+    assert files.run_folder(None, "mine", resume=True).as_posix() == "runs/mine-2"
+    assert files.run_folder(tmp_path / "new", "", resume=True) == tmp_path / "new"
     with pytest.raises(FileExistsError, match="exists and holds no run to resume"):
-        files.place(tmp_path, "", resume=True)
+        files.run_folder(tmp_path, "", resume=True)
     files.write(tmp_path / "config.toml", "")
-    assert files.place(tmp_path, "", resume=True) == tmp_path
+    assert files.run_folder(tmp_path, "", resume=True) == tmp_path
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
@@ -78,9 +85,21 @@ def test_a_sparse_alpha_is_written_sparse(tmp_path):
     assert np.array_equal(sparse.load_npz(tmp_path / "alpha.npz").toarray(), alpha)
 
 
-def test_mean_and_spread_of_summaries_by_hand():
-    runs = [{"x": {"y": 1.0}, "n": 5, "s": "a", "none": None}, {"x": {"y": 2.0}, "n": 5, "s": "b", "none": None}]
-    mean, spread = files.mean_and_spread(runs)
-    assert mean == {"x": {"y": 1.5}, "n": 5, "s": None, "none": None}
-    assert spread == {"x": {"y": pytest.approx(math.sqrt(0.5))}, "n": 0.0}
-    assert files.mean_and_spread(runs[:1]) == (runs[0], {"x": {}})
+def test_a_worker_that_outlives_its_run_holds_no_folder(tmp_path):
+    program = (
+        "import os, sys, time; from pathlib import Path; from hetperm.runs import files\n"
+        "with files.locked(Path(sys.argv[1])):\n"
+        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as run_of_it:
+        worker = int(run_of_it.stdout.readline())
+        try:
+            with pytest.raises(FileExistsError), files.locked(tmp_path):
+                pass
+            run_of_it.kill()
+            run_of_it.wait()
+            with files.locked(tmp_path):
+                os.kill(worker, 0)  # still there
+        finally:
+            os.kill(worker, signal.SIGKILL)

@@ -8,10 +8,11 @@ import pytest
 from hetperm.cli.main import guarded
 from hetperm.cli.reproduce import EXPERIMENTS, grid_file, main
 from hetperm.config import ALGORITHMS, Config, load, read
-from hetperm.methods import check
+from hetperm.methods import check_method_tables
+from hetperm.params import NotFinite
 from hetperm.runs import training
+from hetperm.runs.checkpoint import Saved
 from hetperm.runs.reproduce import as_toml, best, combinations, scores
-from hetperm.server.visits import NotFinite
 
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 2 --warmup-rounds 1 --quiet".split()
 
@@ -31,7 +32,7 @@ def test_every_experiment_has_a_configuration_and_a_grid_that_favours_no_perm(ex
     assert max(sizes["perm"], sizes["perm-two-stage"]) == min(sizes.values())
     for method, table in read(grid_file(experiment)).items():
         for point in combinations(table):
-            check(load(experiment).override(rivals={method: point}))
+            check_method_tables(load(experiment).override(rivals={method: point}))
 
 
 @pytest.mark.parametrize("experiment", ["synthetic", "digits"])
@@ -60,12 +61,13 @@ def trained(monkeypatch):
     """The (setting, method, steps) that tuning trains; training reports `LAST` and takes 99 steps of all clients."""
     calls = []
 
-    def train(setting, method, *, steps, show):
+    def epochs(setting, method, *, steps):
         calls.append((setting, method, steps))
-        show(method, [LAST])
-        return SimpleNamespace(history=(LAST,), state=SimpleNamespace(work=SimpleNamespace(client_steps=99)))
+        state = SimpleNamespace(v=setting.clients, work=SimpleNamespace(client_steps=99))
+        yield Saved(state)
+        yield Saved(state, (LAST,), finished=True)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "epochs", epochs)
     return calls
 
 
@@ -107,14 +109,14 @@ def test_rivals_get_as_many_steps_as_the_algorithm_took(trained):
 
 
 def test_a_point_that_diverges_with_a_seed_is_not_chosen(trained, monkeypatch):
-    calm = training.train
+    calm = training.epochs
 
-    def train(setting, method, **options):
+    def epochs(setting, method, **options):
         if setting.config.rivals[method] == {"personal_lr": 0.1} and setting.config.seed == 8:
             raise NotFinite("perm: epoch 0")
         return calm(setting, method, **options)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "epochs", epochs)
     rows = list(scores(SMALL, POINTS))
     assert [row["val_accuracy"] for row in rows if row["seed"] == 8] == [None, 0.3, 0.3]
     assert best(rows, POINTS)["perm"] == {"point": {"personal_lr": 0.2}, "val_accuracy": 0.3}

@@ -18,7 +18,7 @@ from hetperm import Client, Config, fit, run
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.config import load
-from hetperm.engine import Sequential
+from hetperm.engine.sequential import Sequential
 from hetperm.runs import experiment, files, training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,8 +61,8 @@ def copied(whole, tmp_path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Path -> bytes of every file, leftovers too, but for those that depend on the clock."""
-    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: raw for name, raw in found.items() if not name.endswith("timing.json") and "checkpoint/" not in name}
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: raw for name, raw in files.items() if not name.endswith("timing.json") and "checkpoint/" not in name}
 
 
 def touched(folder: Path) -> dict[str, tuple]:
@@ -72,10 +72,10 @@ def touched(folder: Path) -> dict[str, tuple]:
 
 def ended_alike(folder: Path, whole: Path) -> None:
     """Assert that two folders hold the same, and no file that a killed run left half-written."""
-    found, expected = contents(folder), contents(whole)
-    assert sorted(found) == sorted(expected)
-    assert [name for name in expected if found[name] != expected[name]] == []
-    checkpoints = [sorted(path.name for path in (each / "checkpoint").iterdir()) for each in (folder, whole)]
+    written, expected = contents(folder), contents(whole)
+    assert sorted(written) == sorted(expected)
+    assert [name for name in expected if written[name] != expected[name]] == []
+    checkpoints = [sorted(path.name for path in (run / "checkpoint").iterdir()) for run in (folder, whole)]
     assert checkpoints[0] == checkpoints[1] == sorted(f"{method}.safetensors" for method in METHODS)
 
 
@@ -140,7 +140,7 @@ def test_a_run_stopped_after_every_epoch_does_none_twice_and_ends_alike(whole, t
         with pytest.raises(KeyboardInterrupt):
             run(config, on_epoch=stop_at_news)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_epochs", None)  # nothing is left to be trained
+        patch.setattr(training, "states", None)  # nothing is left to be trained
         run(config, on_epoch=stop_at_news)
     assert seen == [(method, r) for method in METHODS for r in (1, 2, 3)]
     ended_alike(tmp_path / "run", whole)
@@ -254,7 +254,7 @@ def test_a_run_in_another_process_ends_alike(killed, whole):
 
 def test_a_finished_run_is_not_touched_and_says_the_same_again(copied, monkeypatch):
     before, rows = touched(copied), []
-    for name in ("_epochs", "score"):
+    for name in ("states", "score"):
         monkeypatch.setattr(training, name, None)
     again = run(tiny(out=copied, resume=True), on_epoch=lambda method, row: rows.append((method, row["epoch"])))
     assert touched(copied) == before
@@ -305,14 +305,14 @@ def test_without_a_folder_the_latest_run_of_the_name_is_resumed(whole, tmp_path,
 
 
 def test_a_new_run_does_not_go_on_with_one_that_was_begun_meanwhile(whole, tmp_path, monkeypatch):
-    prepare = experiment.prepare
+    from_config = experiment.from_config
 
     def slowly(config):
         shutil.copytree(whole, tmp_path / "run")
         (tmp_path / "run" / "summary.json").unlink()
-        return prepare(config)
+        return from_config(config)
 
-    monkeypatch.setattr(experiment, "prepare", slowly)
+    monkeypatch.setattr(experiment, "from_config", slowly)
     with pytest.raises(FileExistsError, match="exists; name another folder with --out"):
         run(tiny(out=tmp_path / "run"))
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -436,7 +436,7 @@ def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, who
     half.write_text("{")
     before = touched(copied)
     again = ("--config", copied / "config.toml", "--resume", "--quiet", "--out", copied)
-    with files.held(copied):
+    with files.locked(copied):
         assert train(*again) == 2
     assert refusal(capsys) == (
         f"another run is writing to {copied}; wait until it has ended, or name another folder with --out"
@@ -446,31 +446,11 @@ def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, who
     ended_alike(copied, whole)
 
 
-def test_a_worker_that_outlives_its_run_holds_no_folder(tmp_path):
-    program = (
-        "import os, sys, time; from pathlib import Path; from hetperm.runs import files as folder\n"
-        "with folder.held(Path(sys.argv[1])):\n"
-        "    if os.fork() == 0: print(os.getpid(), flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as run_of_it:
-        worker = int(run_of_it.stdout.readline())
-        try:
-            with pytest.raises(FileExistsError), files.held(tmp_path):
-                pass
-            run_of_it.kill()
-            run_of_it.wait()
-            with files.held(tmp_path):
-                os.kill(worker, 0)  # still there
-        finally:
-            os.kill(worker, signal.SIGKILL)
-
-
 # Nowhere to write
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(training, "_epochs", None)
+    monkeypatch.setattr(training, "states", None)
     (tmp_path / "file").write_text("no folder")
     for resume in ([], ["--resume"]):
         assert train("--num-clients", 5, "--quiet", "--out", tmp_path / "file" / "run", *resume) == 2
@@ -523,14 +503,11 @@ def test_the_number_of_workers_changes_nothing(workers, whole, tmp_path):
     ended_alike(tmp_path / "run", whole)
 
 
-SEQUENTIAL = {"engine": "sequential"}
-
-
-@pytest.mark.parametrize("how", [{"engine": "threads", "workers": 3}, {"engine": "processes", "workers": 2}], ids=str)
-def test_engines_change_nothing_but_their_name(how, tmp_path):
-    """But the batched one, which rounds otherwise."""
-    one, other = (contents(run(tiny(out=tmp_path / each["engine"], **each)).folder) for each in (SEQUENTIAL, how))
-    assert {name for name in one if one[name] != other[name]} == {"config.toml", "report.html"}
+def test_engines_other_than_the_batched_one_change_nothing_but_their_name(tmp_path):
+    engines = ({"engine": "sequential"}, {"engine": "threads", "workers": 3}, {"engine": "processes", "workers": 2})
+    reference, *others = (contents(run(tiny(out=tmp_path / name["engine"], **name)).folder) for name in engines)
+    for other in others:
+        assert {name for name in reference if reference[name] != other[name]} == {"config.toml", "report.html"}
 
 
 def test_a_run_is_not_resumed_on_an_engine_that_rounds_otherwise(copied):

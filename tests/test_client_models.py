@@ -16,7 +16,7 @@ from torch import nn
 
 import hetperm
 from hetperm import load_client
-from hetperm.runs import client_models as saved
+from hetperm.runs import client_models
 from hetperm.runs.client_models import channels, clients, read_manifest, save_client
 from submodels import Random, ScalableModel, zoo
 from submodels.skeleton import named_tensors, tensors_in
@@ -173,7 +173,7 @@ def test_models_are_loaded_to_the_device_that_was_asked_for(mlp):
 
 
 def test_load_client_is_part_of_hetperm():
-    assert hetperm.load_client is saved.load_client
+    assert hetperm.load_client is client_models.load_client
     assert "load_client" in hetperm.__all__
 
 
