@@ -62,6 +62,7 @@ class Processes:
 
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients, self.shop = clients, shop
+        # Room for a few models: what does not fit goes through the pipe, slower.
         size = sum(p.numel() * p.element_size() for p in shop.full.slots)
         self._buffers = [SharedBuffer(4 * size + 2**16) for _ in range(workers)]
         self._workers: list[Worker | None] = [None] * workers
@@ -69,6 +70,7 @@ class Processes:
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
         outcomes: list[Any] = [None] * len(tasks)
+        # Reversed, so that the next one is popped off the end.
         waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
         busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
         free = list(range(len(self._buffers)))
@@ -82,7 +84,7 @@ class Processes:
                 free.append(w)
                 try:
                     outcome = self._buffers[w].read(pipe.recv_bytes())
-                except (EOFError, ConnectionError):
+                except (EOFError, ConnectionError):  # the worker is gone: killed, or out of memory
                     died = self._workers[w].end()
                     self._workers[w] = None
                     if tries[k] < TRIES:
@@ -154,6 +156,7 @@ def _work(
     parent = os.getppid()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
+            # A killed parent sends no goodbye: its children are adopted, which shows in the parent's number.
             while not pipe.poll(PATIENCE):
                 if os.getppid() != parent:
                     return

@@ -222,6 +222,7 @@ def _execute(
     if folder and setting.profile and not saved:
         files.write_csv(folder / "profile.csv", setting.profile)
     with one_thread():
+        # The algorithm first: how many steps its visits took is how many its rivals get.
         main = _train(setting, config.algorithm, training.default_steps(config), folder, saved, on_epoch)
         steps = training.steps_taken(main.state) if config.steps is None else config.steps
         result = _result(main, {}, folder)
@@ -260,7 +261,7 @@ def _train(
     kept = None if folder is None else _checkpoints(folder)
     with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
         for now in epochs:
-            if kept is not None and now is not before:
+            if kept is not None and now is not before:  # what came from a checkpoint is there already
                 checkpoint.save(training.checkpoint_file(kept, name), now)
                 if name == setting.config.algorithm and now.history:
                     files.write_csv(folder / "metrics.csv", now.history)

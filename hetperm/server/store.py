@@ -26,6 +26,7 @@ def on_disk(folder: Path | None) -> Keep:
     def keep(params: Params) -> Params:
         sizes = [x.numel() * x.element_size() for x in params.values()]
         padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        # The mapping outlives the closed file, and the file, which has no name, goes with the mapping.
         with tempfile.TemporaryFile(dir=folder) as file:
             file.truncate(max(1, sum(padded)))
             memory = mmap.mmap(file.fileno(), 0)
