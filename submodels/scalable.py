@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from submodels.axismap import AxisMap, as_tuple
+from submodels.axismap import AxisMap, as_tuple, check_width
 from submodels.budget import Budget, largest
 from submodels.cost import Cost, count
 from submodels.extractors import Extractor, Static, as_extractor
@@ -94,6 +94,7 @@ class ScalableModel:
         own = self.sizes if within is None else tuple(within)
         if type(as_extractor(extractor)) is not Static:
             return self._remembered(_index(self.axis_map, own, width, extractor, round=round, client=client))
+        check_width(width, self.sizes)  # before the cache is asked: True would find what 1.0 left there
         # The static part depends on nothing but the two sizes, and is asked for at every visit.
         if (width, own) not in self._static:
             self._static[width, own] = _index(self.axis_map, own, width, extractor, round=0, client=0)

@@ -326,4 +326,6 @@ def classifier(model: nn.Module, num_classes: int) -> list[str]:
     """
     paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     last = [path for path in paths if model.get_submodule(path).out_features == num_classes][-1:]
-    return [f"{path}.{name}" for path in last for name, _ in model.get_submodule(path).named_parameters()]
+    layers = [(path, model.get_submodule(path)) for path in last]
+    # A model that is nothing but that layer has the path "".
+    return [f"{path}.{name}".lstrip(".") for path, layer in layers for name, _ in layer.named_parameters()]

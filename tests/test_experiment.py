@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 import hetperm
 from hetperm import Client, Config, fit, run
-from hetperm.config import ALGORITHMS, load
-from hetperm.runs import experiment, setting
-from hetperm.server.visits import NotFinite
+from hetperm.config import load
+from hetperm.methods import METHODS
+from hetperm.params import NotFinite
+from hetperm.runs import experiment
 
 TINY = {
     "capacity_profile": "homogeneous",
@@ -58,12 +59,12 @@ def test_the_folder_holds_what_the_design_lists(finished):
         "checkpoint": ["local.safetensors", "perm.safetensors"],
         "models": [f"client_00{i}.{kind}" for i in range(4) for kind in ("json", "safetensors")],
     }
-    found = finished.folder
-    assert sorted(path.name for path in found.iterdir()) == sorted([*pictures, *tables, *others, *folders])
+    folder = finished.folder
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*pictures, *tables, *others, *folders])
     for name, files in folders.items():
-        assert sorted(path.name for path in (found / name).iterdir()) == files
-    assert all(path.stat().st_size > 0 for path in found.rglob("*"))
-    assert min((found / name).stat().st_size for name in pictures) > 5000
+        assert sorted(path.name for path in (folder / name).iterdir()) == files
+    assert all(path.stat().st_size > 0 for path in folder.rglob("*"))
+    assert min((folder / name).stat().st_size for name in pictures) > 5000
 
 
 def test_the_summary_has_the_keys_of_the_design(finished):
@@ -126,13 +127,6 @@ def test_a_rival_gets_the_steps_that_perm_took(finished):
     assert 0 <= taken - finished.summary["baselines"]["local"]["cost"]["client_steps"] / 4 < 2
 
 
-def test_threads_are_as_they_were_after_a_run():
-    before = torch.get_num_threads()
-    with setting.one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_leaves_the_global_generator_alone(tmp_path):
     torch.manual_seed(5)
@@ -146,12 +140,13 @@ def test_a_run_leaves_the_global_generator_alone(tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_runs_by_itself(algorithm, tmp_path):
+@pytest.mark.parametrize("algorithm", [name for name, method in METHODS.items() if method.one_size])
+def test_every_method_of_one_size_runs_by_itself(algorithm, tmp_path):
+    """The others run in test_hetero_run.py, where clients differ in size."""
     result = run(Config(**TINY | {"algorithm": algorithm, "out": tmp_path / "run", "steps": 40}))
     assert 0.3 < result.accuracy <= 1
-    assert (result.alpha is None) == (not algorithm.startswith("perm"))
-    assert (result.folder / "alpha.npy").exists() == algorithm.startswith("perm")
+    assert result.alpha is None
+    assert not (result.folder / "alpha.npy").exists()
     assert len(result.history) == 2
 
 
@@ -160,20 +155,6 @@ def test_one_client_and_two_clients_work(N, tmp_path):
     result = run(Config(**TINY | {"num_clients": N, "out": tmp_path / "run", "baselines": ("local", "ifca")}))
     assert result.alpha.shape == (N, N)
     assert (result.folder / "alpha.png").stat().st_size > 1000
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_fine_tuned_models_are_evaluated_where_asked_and_at_the_end(tmp_path):
-    config = Config(**TINY | {"algorithm": "fedavg-ft", "epochs": 4, "steps": 40, "out": tmp_path / "run"})
-    assert [row["finished"] for row in run(config).history] == [0, 0, 0, 1]
-    often = run(config.override(eval_finished=2, out=tmp_path / "often"))
-    assert [row["finished"] for row in often.history] == [0, 1, 0, 1]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_evaluation_can_be_left_to_every_other_epoch(tmp_path):
-    result = run(Config(**TINY | {"epochs": 3, "eval_every": 2, "out": tmp_path / "run"}))
-    assert ["accuracy_mean" in row for row in result.history] == [False, True, True]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -299,47 +280,21 @@ def test_clients_without_test_data_are_trained_and_not_scored():
     assert result.accuracy == pytest.approx(np.delete(scored, 1).mean())
 
 
-def test_models_with_batch_norm_use_the_statistics_of_their_own_client():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
-    clients = regression_clients()
-    result = fit(model, clients, own(epochs=1, baselines=()), loss=F.mse_loss, metric=negative_error)
-    first, last = (result.model(i)[1].running_mean for i in (0, 3))
-    assert not torch.equal(first, last)
-
-
 # What cannot be run
 
 
-def bad_clients() -> dict:
+def test_what_is_no_model_or_no_client_is_refused():
     x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
-    one = Client((x, y))
-    single = Client((x[:1], y[:1]))
-    return {
-        "there are no clients; give at least one": [],
-        "a model that cannot be cut needs clients of width 1": [one, Client((x, y), width=0.5)],
-        "clients 0 and 1 have the same key 7; keys tell clients apart": [Client((x, y), key=7)] * 2,
-        "a client with 1 sample cannot train BatchNorm": [one, single],
-    }
+    with pytest.raises(TypeError, match=r"the model is a function; fit takes an nn\.Module"):
+        fit(negative_error, regression_clients())
+    with pytest.raises(TypeError, match=r"a client is a tuple; wrap its shard: hetperm\.Client\(train=\(x, y\)\)"):
+        fit(nn.Linear(3, 1), [(x, y)])
 
 
-@pytest.mark.parametrize("sentence", bad_clients())
-def test_clients_that_cannot_be_trained_are_refused(sentence):
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    with pytest.raises(ValueError, match=sentence):
-        fit(model, bad_clients()[sentence], Config())
-
-
-def test_a_model_without_parameters_and_options_it_does_not_take_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="the model has no parameters to train"):
-        fit(nn.Flatten(), regression_clients(), own())
+def test_a_run_that_cannot_be_set_up_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="model 'logistic' does not take these model_options"):
         run(Config(**TINY | {"model_options": {"depth": 3}, "out": tmp_path / "run"}))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="device 'tpu' is not there; use 'auto' or 'cpu'"):
-        setting.device_of("tpu")
 
 
 def test_a_rival_that_diverges_stops_the_run_and_leaves_the_rest_good(tmp_path):

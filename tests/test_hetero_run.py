@@ -12,12 +12,10 @@ from torch.nn import functional as F
 
 from hetperm import Client, Config, fit, load_client, run
 from hetperm.config import ALGORITHMS
-from hetperm.device import bench as local
-from hetperm.engine import Sequential
-from hetperm.methods import ONE_SIZE
-from hetperm.runs import client_models as saved
-from hetperm.runs import experiment, setting
-from hetperm.runs.setting import one_thread
+from hetperm.engine.sequential import Sequential
+from hetperm.methods import METHODS
+from hetperm.runs import client_models, experiment, setting
+from hetperm.runs.setting import from_config, one_thread
 from submodels import zoo
 
 TINY = {
@@ -61,6 +59,11 @@ def num_params(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def one_a_tier(result) -> list[int]:
+    """The first client of every tier, the largest first."""
+    return [result.setting.tiers.index(tier) for tier in result.setting.tier_names]
+
+
 def same_models(a: nn.Module, b: nn.Module) -> bool:
     one, two = a.state_dict(), b.state_dict()
     return list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one)
@@ -78,9 +81,9 @@ def test_the_summary_has_every_tier_with_its_size_for_every_method(finished):
         tiers = method["tiers"]
         assert list(tiers) == list(WIDTHS)  # the largest first
         assert sum(tier["clients"] for tier in tiers.values()) == summary["num_clients"] == 6
-        assert {tier: found["width"] for tier, found in tiers.items()} == WIDTHS
+        assert {tier: row["width"] for tier, row in tiers.items()} == WIDTHS
         sizes = PARAMS if name != "fedavg-ft" else dict.fromkeys(PARAMS, PARAMS["e"])
-        assert {tier: found["params"] for tier, found in tiers.items()} == sizes
+        assert {tier: row["params"] for tier, row in tiers.items()} == sizes
 
 
 def test_every_client_has_a_row_and_tiers_are_means_over_them(finished):
@@ -133,8 +136,8 @@ def test_pictures_and_a_page_that_needs_no_other_file_are_written(finished):
 
 
 def test_saved_models_are_the_clients_own_bit_for_bit(finished):
-    for i, row in enumerate(finished.clients):
-        loaded, own = load_client(finished.folder, i), finished.model(i)
+    for i in one_a_tier(finished):
+        row, loaded, own = finished.clients[i], load_client(finished.folder, i), finished.model(i)
         assert type(loaded) is type(own) is nn.Sequential
         assert not loaded.training
         assert same_models(loaded, own)
@@ -148,7 +151,7 @@ def test_saved_models_are_the_clients_own_bit_for_bit(finished):
 
 def test_a_manifest_says_whose_model_it_is(finished):
     for i, row in enumerate(finished.clients):
-        manifest = saved.read_manifest(finished.folder, i)
+        manifest = client_models.read_manifest(finished.folder, i)
         for key in ("tier", "width", "group", "n_train", "accuracy"):
             assert manifest[key] == row[key]
         assert manifest["alpha"] == finished.alpha[i].tolist()
@@ -161,29 +164,12 @@ def test_a_manifest_says_whose_model_it_is(finished):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_widths_from_budgets_are_the_largest_that_fit(tmp_path):
-    file = tmp_path / "four.toml"
-    tiers = {"rich": (0.125, 1000), "fair": (0.5, 0.2), "poor": (0.25, 0.1), "whole": (1.0, 1000)}
-    lines = [f"[tiers.{tier}]\nshare = 1\nwidth = {w}\ntrain_mb = {mb}\n" for tier, (w, mb) in tiers.items()]
-    file.write_text("".join(lines))
-    result = run(tiny(capacity_profile=str(file), widths_from="budget", model_options={}, out=tmp_path / "run"))
-    scalable, grid = result.setting.parts.scalable, (0.125, 0.25, 0.5, 1.0)
-    need = {width: scalable.cost(width, batch_size=32).train_bytes / 2**20 for width in grid}
-    for tier, (_, limit) in tiers.items():
-        best = max(width for width in grid if need[width] <= limit)
-        assert result.summary["tiers"][tier]["width"] == best
-    assert result.summary["tiers"]["rich"]["width"] == 1.0  # whatever the file lists for it
-    listed = {row["tier"]: float(row["width"]) for row in rows(result.folder / "profile.csv")}
-    assert listed == {tier: found["width"] for tier, found in result.summary["tiers"].items()}
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_personal_models_of_the_smallest_size_are_that_for_everybody_and_rivals_keep_theirs(tmp_path):
     result = run(tiny(personal_width="smallest", baselines=("local",), out=tmp_path / "run"))
-    assert {tier: found["width"] for tier, found in result.tiers.items()} == WIDTHS
-    assert {found["params"] for found in result.tiers.values()} == {PARAMS["e"]}
-    assert {t: found["params"] for t, found in result.summary["baselines"]["local"]["tiers"].items()} == PARAMS
-    for i in range(6):
+    assert {tier: row["width"] for tier, row in result.tiers.items()} == WIDTHS
+    assert {row["params"] for row in result.tiers.values()} == {PARAMS["e"]}
+    assert {tier: row["params"] for tier, row in result.summary["baselines"]["local"]["tiers"].items()} == PARAMS
+    for i in (0, 5):
         loaded = load_client(result.folder, i)
         assert num_params(loaded) == PARAMS["e"] == result.clients[i]["params"]
         assert same_models(loaded, result.model(i))
@@ -196,7 +182,9 @@ def test_a_label_mask_keeps_every_method_to_the_classes_of_its_client(tmp_path):
     for i, client in enumerate(result.setting.clients):
         classes, (x, y) = client.train[1].unique().tolist(), client.test
         assert (
-            classes == client.classes.nonzero().flatten().tolist() == saved.read_manifest(result.folder, i)["classes"]
+            classes
+            == client.classes.nonzero().flatten().tolist()
+            == client_models.read_manifest(result.folder, i)["classes"]
         )
         for method in (result.main, *result.baselines.values()):
             bench = result.setting.shop.at(method.widths[i])
@@ -204,7 +192,7 @@ def test_a_label_mask_keeps_every_method_to_the_classes_of_its_client(tmp_path):
             with torch.no_grad():
                 said = torch.tensor(classes)[bench.module(x)[:, classes].argmax(1)]
             assert float((said == y).float().mean()) == pytest.approx(method.accuracy[i], abs=1e-6)
-        assert same_models(load_client(result.folder, i), result.model(i))
+    assert same_models(load_client(result.folder, 0), result.model(0))
 
 
 OPTIONS = [
@@ -225,10 +213,10 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(f"{k}={v}" for k, v in options.items()))
 def test_every_option_runs_and_its_models_can_be_loaded(options, tmp_path):
     result = run(tiny(**options, out=tmp_path / "run"))
-    assert {tier: found["params"] for tier, found in result.tiers.items()} == PARAMS
+    assert {tier: row["params"] for tier, row in result.tiers.items()} == PARAMS
     assert torch.allclose(result.alpha.sum(1), torch.ones(6, dtype=torch.float64))
-    for i in range(6):
-        assert same_models(load_client(result.folder, i), result.model(i))
+    i, scalable = result.setting.tiers.index("e"), result.setting.shop.scalable
+    assert same_models(load_client(result.folder, i, model=scalable), result.model(i))
     if options.get("extraction", "static") != "static":
         never = [float(row["never"]) for row in rows(result.folder / "coverage.csv") if row["tier"] == "e"]
         assert max(never) < 1 - (1 / 16) ** 2  # other parts in other rounds
@@ -236,54 +224,30 @@ def test_every_option_runs_and_its_models_can_be_loaded(options, tmp_path):
 
 # Methods
 
+LOADED = ("perm", "heterofl-ft", "fedavg")  # one of each kind: mixing, parts of one model, one size
+
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_runs_on_mixed_sizes_and_saves_models_of_them(algorithm, tmp_path):
     result = run(tiny(algorithm=algorithm, steps=10, out=tmp_path / "run"))
     assert 0 < result.accuracy <= 1
-    assert {tier: found["width"] for tier, found in result.tiers.items()} == WIDTHS
-    sizes = dict.fromkeys(PARAMS, PARAMS["e"]) if algorithm in ONE_SIZE else PARAMS
-    assert {tier: found["params"] for tier, found in result.tiers.items()} == sizes
+    assert {tier: row["width"] for tier, row in result.tiers.items()} == WIDTHS
+    one_size = METHODS[algorithm].one_size
+    sizes = dict.fromkeys(PARAMS, PARAMS["e"]) if one_size else PARAMS
+    assert {tier: row["params"] for tier, row in result.tiers.items()} == sizes
     for i, row in enumerate(result.clients):
-        loaded = load_client(result.folder, i)
-        assert row["width"] == WIDTHS[row["tier"]]
-        assert num_params(loaded) == row["params"] == sizes[row["tier"]]
-        assert same_models(loaded, result.model(i))
-        assert saved.read_manifest(result.folder, i)["width"] == (0.0625 if algorithm in ONE_SIZE else row["width"])
+        assert (row["width"], row["params"]) == (WIDTHS[row["tier"]], sizes[row["tier"]])
+        assert client_models.read_manifest(result.folder, i)["width"] == (0.0625 if one_size else row["width"])
+    if algorithm in LOADED:
+        for i in one_a_tier(result):
+            loaded = load_client(result.folder, i)
+            assert num_params(loaded) == result.clients[i]["params"]
+            assert same_models(loaded, result.model(i))
     trained = algorithm.removesuffix("-ft").removesuffix("-two-stage") in (
         "perm", "heterofl", "feddropout", "fedrolex", "fjord",
     )  # fmt: skip
     assert (result.folder / "coverage.csv").exists() == trained
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("algorithm", ["heterofl", "fedrolex-ft"])
-def test_coverage_counts_the_rounds_of_a_partial_training(algorithm, tmp_path):
-    result = run(tiny(algorithm=algorithm, steps=10, out=tmp_path / "run"))
-    rounds = 10 if algorithm == "heterofl" else 5  # half of the steps are fine-tuning
-    coverage = rows(result.folder / "coverage.csv")
-    assert {row["rounds"] for row in coverage} == {str(rounds)}
-    reached = 1 - next(float(row["never"]) for row in coverage if (row["block"], row["tier"]) == ("fc1.bias", "e"))
-    assert reached == pytest.approx(1 / 16 if algorithm == "heterofl" else 5 / 16)
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_coverage_of_ordered_dropout_counts_the_widths_that_were_drawn(tmp_path, monkeypatch):
-    drawn = []
-
-    def listened(*args):
-        for batch, width in local_batches_and_widths(*args):
-            drawn.append(width)
-            yield batch, width
-
-    local_batches_and_widths = local.batches_and_widths
-    monkeypatch.setattr(local, "batches_and_widths", listened)
-    result = run(tiny(algorithm="fjord", steps=10, local_steps=2, engine="sequential", out=tmp_path / "run"))
-    coverage = rows(result.folder / "coverage.csv")
-    assert {row["rounds"] for row in coverage} == {"5"} and len(drawn) == 6 * 10
-    times = next(float(row["times"]) for row in coverage if (row["block"], row["tier"]) == ("fc1.bias", "all"))
-    assert times == pytest.approx(sum(drawn) / 10, rel=1e-5)  # of each of ten steps, the clients' widths added up
 
 
 def test_no_host_is_handed_more_than_its_tier_allows_in_a_whole_run(tmp_path, monkeypatch):
@@ -298,7 +262,7 @@ def test_no_host_is_handed_more_than_its_tier_allows_in_a_whole_run(tmp_path, mo
 
     monkeypatch.setattr(Sequential, "run", watched)
     result = fit_digits(tiny(baselines=("heterofl-ft", "fedrolex", "fedavg", "fjord"), inplace_kd=0.5))
-    scalable = result.setting.parts.scalable
+    scalable = result.setting.shop.scalable
     for i, client in enumerate(result.setting.clients):
         allowed = scalable.cost(client.width, batch_size=32)
         assert max(size for size, _ in handed[i]) <= allowed.params
@@ -308,34 +272,31 @@ def test_no_host_is_handed_more_than_its_tier_allows_in_a_whole_run(tmp_path, mo
 
 def fit_digits(config: Config):
     """The result of a run that is not written."""
-    return experiment._execute(setting.prepare(config), None, None)
+    return experiment._execute(from_config(config), None, None)
 
 
 # Models
 
+RESNET = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16], "stem_type": "deep", "stem_width": 4}
+
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
-    ("model", "image_size", "options"),
-    [
-        ("cnn", None, {}),
-        pytest.param("resnet18-cifar", None, {}, marks=pytest.mark.slow),
-        pytest.param("mobilenetv3_small_050", 32, {}, marks=pytest.mark.slow),
-        pytest.param("vit_tiny_patch16_224", 32, {"depth": 3}, marks=pytest.mark.slow),
-    ],
-    ids=lambda value: str(value),
+    ("model", "options"),
+    [("cnn", {}), pytest.param("timm:resnet18", RESNET, marks=pytest.mark.slow)],
+    ids=["cnn", "a library's with batch norms and shortcuts"],
 )
-def test_any_model_runs_through_perm(model, image_size, options, tmp_path):
+def test_convolutional_models_run_through_perm_and_are_loaded_by_name(model, options, tmp_path):
     narrow = tmp_path / "narrow.toml"
     narrow.write_text("[tiers.more]\nshare = 1\nwidth = 0.34\n[tiers.less]\nshare = 1\nwidth = 0.1\n")
-    settings = {"model": model, "model_options": options, "image_size": image_size, "capacity_profile": str(narrow)}
+    settings = {"model": model, "model_options": options, "capacity_profile": str(narrow)}
     limits = {"num_clients": 4, "samples_per_client": 8, "validation_share": 0.02, "batch_size": 4, "noise_batches": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setting.data, "load", few(setting.data.load))
         result = run(tiny(**settings, **limits, personal_lr=0.02, global_lr=0.02, out=tmp_path / "run"))
     assert [row["epoch"] for row in result.history] == [1, 2]
     sizes = [result.tiers[tier]["params"] for tier in ("more", "less")]
-    whole = num_params(zoo.build(model, in_channels=1, num_classes=10, image_size=image_size or 8, **options))
+    whole = num_params(zoo.build(model, in_channels=1, num_classes=10, image_size=8, **options))
     assert whole > sizes[0] > sizes[1]
     i = result.setting.tiers.index("less")
     loaded, (x, _) = load_client(result.folder, i), result.setting.clients[i].test
@@ -372,6 +333,7 @@ def regression_clients(widths, n: int = 30) -> list[Client]:
     return clients
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_fit_takes_clients_of_different_widths(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
@@ -385,11 +347,11 @@ def test_fit_takes_clients_of_different_widths(tmp_path):
         metric=lambda outputs, y: -(outputs - y).abs().mean(),
     )
     assert same_models(model, before)
-    assert {tier: found["clients"] for tier, found in result.tiers.items()} == {"1": 2, "0.5": 2, "0.25": 2}
+    assert {tier: row["clients"] for tier, row in result.tiers.items()} == {"1": 2, "0.5": 2, "0.25": 2}
     assert [result.model(i)[0].out_features for i in range(6)] == [8, 4, 2, 8, 4, 2]
     assert result.summary["capacity_profile"] is None
     assert result.summary["alpha"]["same_group_mass"] > 0.7
-    for i, client in enumerate(clients):
+    for i, client in enumerate(clients[:3]):
         loaded = load_client(result.folder, i, model=model)
         with torch.no_grad(), one_thread():
             assert torch.equal(loaded(client.test[0]), result.model(i)(client.test[0]))
@@ -397,6 +359,7 @@ def test_fit_takes_clients_of_different_widths(tmp_path):
         load_client(result.folder, 0)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_models_of_words_can_be_loaded(tmp_path):
     model = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(5 * 8, 16), nn.ReLU(), nn.Linear(16, 2))
     words = torch.arange(200).reshape(40, 5) % 9

@@ -1,0 +1,156 @@
+"""Settings: clients with widths, the model of the seed, what methods of one size see, and what cannot be set up."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from hetperm import Client, Config, profile
+from hetperm.runs import setting
+from hetperm.runs.setting import from_config, from_model
+
+TINY = Config(num_clients=6, capacity_profile="uniform5", samples_per_client=30, model_options={"hidden": [16, 16]})
+
+
+def shards(widths=(1.0,), n: int = 6, **changes) -> list[Client]:
+    x = torch.linspace(-1, 1, 3 * n).reshape(n, 3)
+    return [Client((x, torch.arange(n) % 2), width=width, **changes) for width in widths]
+
+
+def with_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def own(model: nn.Module, clients: list[Client], **changes) -> setting.Setting:
+    return from_model(model, clients, Config(**changes), loss=None, metric=None)
+
+
+# From a configuration
+
+
+@pytest.fixture(scope="module")
+def five_sizes() -> setting.Setting:
+    return from_config(TINY)
+
+
+def test_every_client_has_the_width_of_its_tier_and_training_data_of_its_own(five_sizes):
+    widths = {tier.name: tier.width for tier in profile.load("uniform5").tiers}
+    assert [client.width for client in five_sizes.clients] == [widths[tier] for tier in five_sizes.tiers]
+    assert five_sizes.tier_names == list("abcde")  # the largest first
+    assert [client.n_train for client in five_sizes.clients] == [30] * 6
+    assert [client.key for client in five_sizes.clients] == list(range(6))
+    assert [row["clients"] for row in five_sizes.profile] == [five_sizes.tiers.count(tier) for tier in "abcde"]
+
+
+def test_the_seed_decides_the_model_and_leaves_the_global_generator_alone(five_sizes):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    again, other = (from_config(TINY.override(seed=seed)) for seed in (0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(again.start["fc1.weight"], five_sizes.start["fc1.weight"])
+    assert not torch.equal(other.start["fc1.weight"], five_sizes.start["fc1.weight"])
+
+
+def test_a_profile_can_be_given_instead_of_the_one_that_is_named():
+    tiers = profile.Profile("mine", "", (profile.Tier("half", 1, 0.5),))
+    given = from_config(TINY, tiers)
+    assert {client.width for client in given.clients} == {0.5}
+    assert set(given.tiers) == {"half"}
+
+
+def test_widths_from_budgets_are_the_largest_that_fit():
+    limits = {"rich": (0.125, 1000), "fair": (0.5, 0.2), "poor": (0.25, 0.1), "whole": (1.0, 1000)}
+    tiers = tuple(profile.Tier(name, 1, width, train_mb=limit) for name, (width, limit) in limits.items())
+    solved = from_config(TINY.override(widths_from="budget", model_options={}), profile.Profile("four", "", tiers))
+    grid = (0.125, 0.25, 0.5, 1.0)
+    need = {width: solved.shop.scalable.cost(width, batch_size=32).train_bytes / 2**20 for width in grid}
+    best = {name: max(width for width in grid if need[width] <= limit) for name, (_, limit) in limits.items()}
+    assert best["rich"] == 1.0 > best["fair"]  # whatever the profile lists for them
+    assert {row["tier"]: row["width"] for row in solved.profile} == best
+    assert [client.width for client in solved.clients] == [best[tier] for tier in solved.tiers]
+
+
+# Methods of one size
+
+
+def test_methods_of_one_size_and_the_smallest_personal_models_have_the_width_of_the_smallest_client(five_sizes):
+    widths = [client.width for client in five_sizes.clients]
+    assert five_sizes.model_widths("perm") == five_sizes.model_widths("heterofl") == widths
+    assert five_sizes.model_widths("fedavg") == [0.0625] * 6
+    smallest = replace(five_sizes, config=TINY.override(personal_width="smallest"))
+    assert smallest.model_widths("perm") == [0.0625] * 6
+    assert smallest.model_widths("local") == widths
+
+
+def test_a_setting_of_one_size_has_one_model_that_everybody_holds_whole(five_sizes):
+    one = five_sizes.one_size()
+    assert {client.width for client in one.clients} == {1.0}
+    assert {name: tuple(x.shape) for name, x in one.start.items()}["fc1.weight"] == (1, 64)
+    assert sum(x.numel() for x in one.start.values()) == five_sizes.num_params(0.0625)
+    assert one.shop.scalable is None
+
+
+# Label masks
+
+
+def test_a_label_mask_keeps_clients_to_the_classes_they_train_on():
+    clients = [replace(client, train=(client.train[0], client.train[1] + i)) for i, client in enumerate(shards((1, 1)))]
+    plain, masked = (own(nn.Linear(3, 4), clients, label_mask=mask) for mask in (False, True))
+    assert [client.classes for client in plain.clients] == [None, None]
+    assert [client.classes.nonzero().flatten().tolist() for client in masked.clients] == [[0, 1], [1, 2]]
+    assert (plain.heads, masked.heads) == ((), ("weight", "bias"))
+    with pytest.raises(ValueError, match="label_mask needs classes as labels, and those of client 1 are not"):
+        own(nn.Linear(3, 2), clients, label_mask=True)
+
+
+# One's own model
+
+
+def test_a_tier_of_ones_own_clients_is_a_width_and_the_model_is_copied():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    mine = own(model, shards((1.0, 0.25, 0.25)), dtype="float64")
+    assert mine.tiers == ("1", "0.25", "0.25")
+    assert mine.clients[1].train[0].dtype == mine.start["0.weight"].dtype == torch.float64
+    assert model[0].weight.dtype == torch.float32
+    assert mine.architecture == {"class": "torch.nn.modules.container.Sequential"}
+
+
+# What cannot be set up
+
+REFUSED = {
+    "a model that cannot be cut needs clients of width 1": (nn.Linear(3, 2), shards((1.0, 0.5)), {}),
+    "clients 0 and 1 have the same key 7; keys tell clients apart": (nn.Linear(3, 2), shards((1, 1), key=7), {}),
+    "client 1: a client with 1 sample cannot train BatchNorm": (with_norm(), shards() + shards(n=1), {}),
+    "batches of 1 sample cannot train BatchNorm; set batch_size": (with_norm(), shards(), {"batch_size": 1}),
+    "no client has 2 samples, so the noise of their gradients": (nn.Linear(3, 2), shards(n=1), {}),
+    "no client has 4 samples, so the noise of their gradients": (with_norm(), shards(n=3), {}),
+    "the model has no parameters to train; set requires_grad on some": (nn.Flatten(), shards(), {}),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_clients_and_models_that_cannot_be_trained_are_refused(sentence):
+    model, clients, changes = REFUSED[sentence]
+    with pytest.raises(ValueError, match=sentence):
+        own(model, clients, **changes)
+
+
+def test_options_that_the_model_does_not_take_are_refused():
+    with pytest.raises(ValueError, match="model 'mlp' does not take these model_options"):
+        from_config(TINY.override(model_options={"depth": 3}))
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="device 'tpu' is not there; use 'auto' or 'cpu'"):
+        setting.device_of("tpu")
+
+
+def test_threads_are_as_they_were_afterwards():
+    torch.set_num_threads(2)
+    try:
+        with setting.one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
