@@ -1,18 +1,23 @@
-<<<<<<< HEAD
 """Coverage: how often each block of the global model was trained, by tier."""
 
 import functools
 from types import SimpleNamespace
 
 import pytest
+import torch
 from federation import HIDDEN, NAMES, SEED, make_clients, rival_options, scalable, start
 from reference import hetero
 from reference_inputs import Draw, as_list
+from torch import nn
 
+from hetperm import Client, Config
 from hetperm.device.updates import Ordered
 from hetperm.randomness import generator_for
 from hetperm.runs import coverage as module
-from hetperm.runs.coverage import coverage
+from hetperm.runs import training
+from hetperm.runs.coverage import coverage, coverage_of
+from hetperm.runs.setting import Setting, from_model
+from hetperm.runs.training import Trained
 from hetperm.server.slicer import Slicer
 
 
@@ -78,19 +83,9 @@ def test_a_tier_may_be_called_all():
 def test_without_rounds_nothing_is_covered(extraction):
     rows = list(coverage(setting((1.0, 0.5, 0.5, 0.25), list("abbc")), extraction, rounds=0))
     assert all(row["times"] == 0 and row["never"] == 1 for row in rows) and len(rows) == 4 * 6
-=======
-"""Coverage: how often each block of the global model was trained, by which tier."""
 
-import pytest
-import torch
-from torch import nn
 
-from hetperm import Client, Config
-from hetperm.device.updates import Ordered
-from hetperm.runs import training
-from hetperm.runs.coverage import coverage, coverage_of
-from hetperm.runs.setting import Setting, from_model
-from hetperm.runs.training import Trained
+# Of whole runs
 
 WIDTHS = (1.0, 0.5, 0.25, 0.25)
 
@@ -108,16 +103,6 @@ def rows_of(method: str, **changes):
     main = Trained(method, setting_of(**changes), WIDTHS, None, (), (), (), 0.0, 0.0, trained_here=True)
     rows = coverage_of(main)
     return None if rows is None else {(row["block"], row["tier"]): row for row in rows}
-
-
-def test_coverage_by_hand():
-    rows = {(row["block"], row["tier"]): row for row in coverage(setting_of(), "static", rounds=5)}
-    assert [tier for block, tier in rows if block == "0.bias"] == ["1", "0.5", "0.25", "all"]
-    # Of 8 hidden channels the tiers train 8, 4, and twice 2, always the first ones.
-    assert [rows["0.bias", tier]["never"] for tier in ("1", "0.5", "0.25", "all")] == [0, 0.5, 0.75, 0]
-    assert [rows["0.bias", tier]["times"] for tier in ("1", "0.5", "0.25", "all")] == [1, 0.5, 0.5, 2]
-    assert rows["2.bias", "0.25"]["times"] == 2  # outputs are never cut
-    assert {row["rounds"] for row in rows.values()} == {5}
 
 
 @pytest.mark.parametrize(
@@ -154,4 +139,3 @@ def test_coverage_of_ordered_dropout_counts_the_widths_that_were_drawn(monkeypat
     total = sum(drawn)
     # In each of twelve steps, the clients' widths added up
     assert rows_of("fjord")["0.bias", "all"]["times"] == pytest.approx(total / 12, rel=1e-5)
->>>>>>> tests2
