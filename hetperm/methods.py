@@ -14,7 +14,7 @@ from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 
-FINE_TUNE_STEPS = 300  # unless the configuration or the method's table says otherwise
+FINE_TUNE_STEPS = 300  # unless the method's table says otherwise
 
 
 @dataclass(frozen=True)
