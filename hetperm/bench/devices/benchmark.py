@@ -139,7 +139,7 @@ def calibrated(
     fresh = every(False)
     if limit is None or slack([width.overhead_bytes for width in fresh.values()]) <= LARGEST_SLACK:
         return fresh, False
-    # Only what is charged is taken anew: kernels that were compiled before are still resident, and were timed.
+    # Only what is charged is taken anew: that is what limits are about, and the rest was measured well.
     return {
         width: replace(fresh[width], peak=replace(fresh[width].peak, charged=again.peak.charged))
         for width, again in every(True).items()
@@ -214,7 +214,7 @@ def holds(devices: Devices, limit: Limit) -> bool:
 
 def take(size: int) -> None:
     """Use so many bytes for a moment."""
-    bytes(memoryview(bytearray(size))[::4096])  # memory that is never read may never be there
+    bytes(memoryview(bytearray(size))[::4096])
 
 
 def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) -> Verdict:
@@ -223,7 +223,7 @@ def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) 
     cost = net.cost(tier.width)
     others = {name: limit for name, limit in tier.limits().items() if name != "train_mb"}
     broken = Budget(**others).excess(cost) if others else {}
-    if broken:
+    if broken:  # nothing to run: multiply-adds and traffic are counted, not enforced
         need = needs(cost)
         over = ", ".join(f"{name} {need[name]:.3g} of {others[name]:g}" for name in broken)
         return Verdict(TOO_LARGE, f"needs {over}", wider=wider)

@@ -33,7 +33,7 @@ class Speed:
             >>> Speed.of_step(0.5, macs=10_000, batch_size=5)
             Speed(per_mac=1e-05)
         """
-        return cls(seconds / max(1, macs * batch_size))
+        return cls(seconds / max(1, macs * batch_size))  # a model without products has no multiply-adds
 
     def seconds(self, tier: Tier, macs: int, samples: int, *, down: int, up: int) -> float:
         r"""Seconds of a visit: the model comes, is trained on so many samples, and goes.
@@ -101,6 +101,6 @@ def size(sent: Any) -> int:
     """Bytes of the tensors in what is sent; a report also says its noise and n (8 bytes each)."""
     if isinstance(sent, Failure):
         return 0
-    if isinstance(sent, Report):
+    if isinstance(sent, Report):  # a dataclass is one leaf to torch
         return size(sent.gradient) + 16
     return sum(x.numel() * x.element_size() for x in tree_leaves(sent) if isinstance(x, Tensor))

@@ -67,6 +67,7 @@ class Devices:
             raise OSError(f"{sys.platform} cannot fork processes, which the benchmark needs; run it on Linux or macOS")
         env = {**os.environ, **({} if caches else NO_CACHES), "OMP_NUM_THREADS": "1"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        # A new interpreter, not a fork of this one: malloc and oneDNN read their variables when they start.
         code = "from hetperm.bench.devices.device import serve; serve()"
         self._folder = tempfile.TemporaryDirectory(prefix="hetperm-")
         self._log = Path(self._folder.name) / "log"
@@ -181,12 +182,13 @@ def _carry_out(order: Order) -> None:
         with open(order.reply, "wb") as file:
             dump(result, file)
     except BaseException as error:
+        # torch and oneDNN raise RuntimeError where malloc fails; only the text tells it from another.
         if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
             os._exit(REFUSED)
         with contextlib.suppress(BaseException):
             order.reply.write_text(str(error).strip() or type(error).__name__)
         os._exit(FAILED)
-    os._exit(DONE)
+    os._exit(DONE)  # not sys.exit: a fork must not run what its parent wanted done at its own end
 
 
 def _warm_up() -> None:

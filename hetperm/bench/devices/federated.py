@@ -99,7 +99,7 @@ def curves(config: Config, profile: Profile, speed: Speed, *, say: Say) -> list[
     tiers = {tier.name: tier for tier in profile.tiers}
     example = setting.clients[0].train[0][:1]
 
-    @cache
+    @cache  # the clock asks at every task
     def macs(width: float) -> int:
         return count(setting.shop.at(width).module, example, batch_size=config.batch_size).macs
 
@@ -117,7 +117,7 @@ def curves(config: Config, profile: Profile, speed: Speed, *, say: Say) -> list[
             say(f"{method}: epoch {state.r} of {config.epochs}")
             if method == "perm" or state.r in points(config.epochs):
                 rows.append({"method": method, **_point(setting, algorithm, state, clock)})
-        if method == "perm":
+        if method == "perm":  # the first: its rivals may take as many steps
             steps = steps_taken(state)
     return rows
 

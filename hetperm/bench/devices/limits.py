@@ -60,7 +60,7 @@ class DataLimit:
         if self._noted is None:
             self.note()
         before, compiled = self._noted
-        more = kernels() - compiled
+        more = kernels() - compiled  # kernels of the rehearsal: they stay, and belong to the baseline
         self._before = before["VmSize"] + more
         if allowed is not None:
             # A limit that the process came with stays: nobody may raise the hard one.

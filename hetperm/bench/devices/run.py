@@ -135,8 +135,9 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
         length = {"epochs": options.epochs, "local_steps": options.local_steps, "warmup_rounds": 10}
         size = {"num_clients": options.num_clients, "image_size": options.image_size}
         rows = federated.curves(config.override(**length, **size), tiers, speed, say=say)
+        # The accuracy that all methods reach at some point, so that each has a time to compare.
         best = [max(row["accuracy"] for row in rows if row["method"] == method) for method in federated.COMPARED]
-        reached = min(best)  # by all of them
+        reached = min(best)
         result["curves"] = rows
         result["to_reach"] = {"accuracy": reached, "methods": federated.to_reach(rows, reached)}
     return result

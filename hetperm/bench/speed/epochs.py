@@ -88,6 +88,7 @@ def against_literal(case: Case, partition: str, *, engine: str, workers: int) ->
             literal = perm = start = algorithm.begin()
             times = []
             for _ in range(options.epochs):
+                # In turn, each from where it was: a machine that is slow for some seconds is slow for both.
                 slow, literal = _timed(partial(literal_epoch, federation, literal, options))
                 fast, perm = _timed(partial(algorithm.epoch, perm))
                 times.append((slow, fast, slow[0] / fast[0]))

@@ -80,7 +80,7 @@ def main(text: str) -> None:
         times.extend(rounds(grid, setup, repeats))
 
     with pinned(1):
-        bare = [seconds(partial(bare_loop, setup), LEAST) for _ in range(1 + repeats)][1:]
+        bare = [seconds(partial(bare_loop, setup), LEAST) for _ in range(1 + repeats)][1:]  # the first warms up
         one = {"num_cpus": 1}
         run_simulation(server, client, len(setup.clients), backend_config={"init_args": one, "client_resources": one})
         bare += [seconds(partial(bare_loop, setup), LEAST) for _ in range(repeats)]

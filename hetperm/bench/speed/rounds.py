@@ -59,6 +59,7 @@ def against_fedavg(workload: Workload, *, engine: str, runs: int, repeats: int) 
 def travelling(setup: Setup) -> tuple[State, list[shuffle.Round]]:
     """Personal models that are to learn from everybody alike, and the first rounds of their visits."""
     N = len(setup.clients)
+    # In memory of their own, as after an epoch: models that share memory would be kinder to the cache.
     v = tuple({name: x.clone() for name, x in setup.start.items()} for _ in range(N))
     rounds = shuffle.rounds_of(shuffle.ring(N, generator_for(0, "bench", "ring")))[:ROUNDS]
     return State(0, setup.start, v, alpha=torch.full((N, N), 1 / N, dtype=torch.float64)), rounds

@@ -73,6 +73,7 @@ def _peer(name: str, options: Options, say: Say) -> Figures:
     about, why_not = peers.PEERS[name], peers.missing(name)
     if why_not:
         return {"about": about, "skipped": why_not}
+    # Peers are timed in one go, as often as all runs together: Flower would start anew for each.
     repeats, rows = options.repetitions["runs"] * options.repetitions["repeats"], {}
     for label, workload in _chosen(options).items():
         if label in peers.PEER_WORKLOADS:

@@ -22,6 +22,7 @@ def curve(sizes: Sequence[int], *, engine: str) -> list[dict[str, Any]]:
 def _in_child(N: int, engine: str) -> dict[str, Any]:
     root = str(Path(__file__).resolve().parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    # A process of its own: the peak of a process never falls, so the next size would show that of the one before.
     command = [sys.executable, "-m", "hetperm.bench.speed.scaling", str(N), engine]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
@@ -42,7 +43,7 @@ def epoch(N: int, engine: str) -> dict[str, Any]:
     from submodels import zoo
 
     config = Config(num_clients=N, warmup_rounds=1, epochs=2, sketch=256, tail_average=0.0, engine=engine, device="cpu")
-    before = peak_bytes()
+    before = peak_bytes()  # all imports are done: what comes on top is the epoch's
     with pinned(1):
         torch.manual_seed(0)
         model = zoo.build("mlp", in_channels=FEATURES, num_classes=CLASSES, image_size=None)
@@ -75,7 +76,7 @@ def grouped(N: int) -> list:
     clients = []
     for i in range(N):
         group = i // GROUP
-        of_group = generator_for(0, "group", group)
+        of_group = generator_for(0, "group", group)  # drawn anew for every client, and so the same for a group
         centre, teacher = (torch.randn(*shape, generator=of_group) for shape in ((FEATURES,), (FEATURES, CLASSES)))
         x = centre + torch.randn(SAMPLES, FEATURES, generator=generator_for(0, "client", i))
         clients.append(Client((x, (x @ teacher).argmax(1)), group=group, key=i))

@@ -93,6 +93,7 @@ def build(workload: Workload, *, dtype: torch.dtype = torch.float32) -> Setup:
     widths = sorted({client.width for client in clients})
     scalable = ScalableModel(model, torch.zeros_like(clients[0].train[0][:1])) if widths != [1.0] else None
     shop = Workshop(model, F.cross_entropy, scalable)
+    # Copies: the bare loop trains its modules on and on, and must not touch the benches of the round.
     modules = {width: shop.copy().at(width).module for width in widths}
     pairs = [_batches(client, workload) for client in clients]
     return Setup(workload, clients, shop, shop.full.take(), Slicer(scalable), modules, pairs)
@@ -124,6 +125,7 @@ def fedavg_round(setup: Setup, engine: Engine) -> Params:
 def bare_loop(setup: Setup) -> None:
     """Take the steps of a round as torch alone would: no client, no server, no copy of a model."""
     lr = setup.workload.lr
+    # Made anew for every round, as clients of a round would; without momentum there is nothing to carry over.
     optimizers = {width: torch.optim.SGD(module.parameters(), lr=lr) for width, module in setup.modules.items()}
     for client, pairs in zip(setup.clients, setup.batches, strict=True):
         bare_steps(setup.modules[client.width], optimizers[client.width], pairs)
