@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetperm import Client, Config, fit, run
+from hetperm import Client, Config, fit, profile, run
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.config import load
@@ -40,10 +39,20 @@ def tiny(**changes) -> Config:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    """Pictures take most of the time of a tiny run, and others look at them."""
+def without_what_others_test():
+    """Pictures, and the price of every width, take most of the time of a tiny run."""
+    prices, table = {}, profile.table
+
+    def table_once(tiers, assigned, scalable, **options):
+        key = (tiers, tuple(assigned), scalable and scalable.sizes)
+        if key not in prices:
+            prices[key] = table(tiers, assigned, scalable, **options)
+        return prices[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "_draw", lambda result: None)
+        patch.setattr(experiment.pictures, "png", lambda figure: b"a picture")
+        patch.setattr(profile, "table", table_once)
         yield
 
 
@@ -117,16 +126,6 @@ class Stop:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("k", [3, 5])
-def test_a_run_stopped_after_an_epoch_ends_alike(k, whole, tmp_path):
-    config = tiny(out=tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        run(config, on_epoch=Stop(k))
-    assert not (tmp_path / "run" / "models").exists()
-    run(config.override(resume=True))
-    ended_alike(tmp_path / "run", whole)
-
-
 def test_a_run_stopped_after_every_epoch_does_none_twice_and_ends_alike(whole, tmp_path):
     seen = []
 
@@ -139,6 +138,7 @@ def test_a_run_stopped_after_every_epoch_does_none_twice_and_ends_alike(whole, t
     for _ in range(9):
         with pytest.raises(KeyboardInterrupt):
             run(config, on_epoch=stop_at_news)
+        assert not (tmp_path / "run" / "models").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "states", None)  # nothing is left to be trained
         run(config, on_epoch=stop_at_news)
@@ -146,7 +146,7 @@ def test_a_run_stopped_after_every_epoch_does_none_twice_and_ends_alike(whole, t
     ended_alike(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("k", [0, 2, 15, 40])
+@pytest.mark.parametrize("k", [0, 15, 40])
 def test_a_run_stopped_within_an_epoch_ends_alike(k, whole, tmp_path, monkeypatch):
     calls, compute = iter(range(10**6)), Sequential.run
 
@@ -213,8 +213,8 @@ for k, moment in enumerate(moments):
 for k in writes:
     child(f"write-{k}", at_write=k)
 """
-MOMENTS = [random.Random(0).uniform(0.05, 0.9) for _ in range(5)]
-WRITES = (0, 3, 12, 40)
+MOMENTS = (0.2, 0.5, 0.8)  # of the seconds that a run takes
+WRITES = (0, 12, 40)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(5)] + [f"write-{k}" for k in WRITES])
+@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(len(MOMENTS))] + [f"write-{k}" for k in WRITES])
 def test_a_killed_run_ends_alike(name, killed, whole):
     folder, number = killed[0] / name, killed[1][name]
     if name.startswith("write"):
@@ -273,11 +273,6 @@ def test_seconds_before_and_after_the_interruption_add_up(tmp_path):
     assert taken["seconds"] > sum(taken["seconds_by_method"].values())
 
 
-def test_with_nothing_there_a_resumed_run_starts_afresh(whole, tmp_path):
-    run(tiny(out=tmp_path / "run", resume=True))
-    ended_alike(tmp_path / "run", whole)
-
-
 def test_a_folder_that_a_run_was_killed_in_before_it_wrote_anything_is_taken(whole, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.toml.123").write_text("epo")
@@ -294,9 +289,10 @@ def test_a_folder_of_something_else_is_not_taken(tmp_path, capsys):
     assert (refusal(capsys), touched(tmp_path)) == (said, before)
 
 
-def test_without_a_folder_the_latest_run_of_the_name_is_resumed(whole, tmp_path, monkeypatch):
+def test_without_a_folder_the_latest_run_of_the_name_is_resumed_or_a_new_one_begun(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(tiny(resume=True), on_epoch=None).folder == Path("runs/digits-perm")
+    ended_alike(tmp_path / "runs" / "digits-perm", whole)
     with pytest.raises(KeyboardInterrupt):
         run(tiny(), on_epoch=Stop(2))
     assert run(tiny(resume=True)).folder == Path("runs/digits-perm-2")
@@ -478,7 +474,7 @@ class Full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("k", [0, 1, 4, 20, 42])
+@pytest.mark.parametrize("k", [0, 1, 20, 42])
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, whole, tmp_path, capsys, monkeypatch):
     file, out = tmp_path / "tiny.toml", tmp_path / "run"
     file.write_text(tiny().to_toml())
@@ -497,9 +493,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, w
 # Engines
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_number_of_workers_changes_nothing(workers, whole, tmp_path):
-    run(tiny(out=tmp_path / "run", workers=workers))
+def test_the_number_of_workers_changes_nothing(whole, tmp_path):
+    run(tiny(out=tmp_path / "run", workers=3))
     ended_alike(tmp_path / "run", whole)
 
 
@@ -526,7 +521,7 @@ def seeds(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("k", [1, 5, 8])
+@pytest.mark.parametrize("k", [1, 8])
 def test_several_seeds_stopped_in_any_of_them_end_alike(k, seeds, tmp_path, capsys):
     config = tiny(seeds=(0, 1), out=tmp_path / "runs", epochs=2)
     with pytest.raises(KeyboardInterrupt):
