@@ -78,9 +78,8 @@ def _added_product(out: Tensor, _: Tensor, a: Tensor, *rest: Any) -> int:
     return out.numel() * a.shape[-1]
 
 
-def _convolution(
-    out: Tensor, x: Tensor, weight: Tensor, bias, stride, padding, dilation, transposed: bool, *_: Any
-) -> int:
+def _convolution(out: Tensor, x: Tensor, weight: Tensor, *settings: Any) -> int:
+    _bias, _stride, _padding, _dilation, transposed, *_ = settings
     # Every output element reads one filter; transposed, every input element is spread by one.
     return (x if transposed else out).numel() * math.prod(weight.shape[1:])
 
