@@ -18,10 +18,15 @@ from hetperm.cli.console import say
 from hetperm.cli.flags import parse
 from hetperm.cli.main import script
 from hetperm.config import Config
-from hetperm.engine import Sequential
-from hetperm.runs.setting import Setting, one_thread, prepare
-from hetperm.server.estimate import reported
+from hetperm.device.gradients import ReportGradient
+from hetperm.device.updates import Sgd
+from hetperm.engine.sequential import Sequential
+from hetperm.mixing import complexity
+from hetperm.runs.setting import Setting, from_config, one_thread
+from hetperm.server.estimate import collect_reports
+from hetperm.server.federation import Federation
 from hetperm.server.global_model import local_sgd_round
+from hetperm.state import State
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,16 @@ def same(labels) -> Tensor:
 
 def compare(setting: Setting, rounds: int) -> None:
     """Print the figures of one setting."""
-    config, clients, parts = setting.config, setting.clients, setting.parts
-    engine, w = Sequential(clients, setting.shop), setting.start
-    training = {"seed": config.seed, "local_steps": 5, "batch_size": 32, "lr": config.global_lr, "parts": parts}
+    config, clients, w = setting.config, setting.clients, setting.start
+    federation = Federation(clients, Sequential(clients, setting.shop), setting.slicer, config.seed)
+    vc = complexity.vc_of_widths(setting.shop.scalable, [client.width for client in clients])
+    updates = [Sgd(steps=5, batch_size=32, lr=config.global_lr)] * len(clients)
     for done in (0, rounds):
-        for r in range(done):
-            w, _ = local_sgd_round(w, clients, engine, r=r, **training)
+        for round in range(done):
+            w, _ = local_sgd_round(federation, w, updates, round=round)
         for kind in ("probe", "masked"):
-            zeta, q, n, _ = reported(
-                w, clients, engine, seed=config.seed, r=0, noise_batches=8, parts=parts, compare=kind
-            )
+            reports = collect_reports(federation, State(0, w, ()), ReportGradient(batches=8), compare=kind)
+            zeta, q, n = reports.zeta, reports.q, reports.n
             alpha = mixing.weights(zeta, q, n)
             line = f"seed {config.seed} {config.partition:14} round {done:2} {kind:6}"
             line += f"  capacity AUC {auc(zeta, same(setting.tiers)):.3f}"
@@ -81,7 +86,6 @@ def compare(setting: Setting, rounds: int) -> None:
             say(line + f"  partners {float(mixing.effective_partners(alpha).mean()):.1f}")
             if kind == "probe" and done:
                 for weight in (0.0, config.vc_weight, "raw"):
-                    vc = parts.vc([client.width for client in clients])
                     alpha = mixing.weights(zeta, q, n, vc=vc, vc_weight=weight)
                     say(f"    VC weight {weight}: mass on hosts of {_by_tier(setting, alpha)}")
 
@@ -99,7 +103,7 @@ def main(args) -> None:
         for partition in flags.partitions:
             for seed in flags.seeds:
                 compare(
-                    prepare(
+                    from_config(
                         Config(
                             dataset=flags.dataset,
                             data_dir=flags.data_dir,

@@ -68,11 +68,11 @@ def seconds(work: Callable, scalable: ScalableModel, extractor, clients: range) 
     return time.process_time() - started
 
 
-def compare(name: str, clients: int, rounds: int) -> dict:
+def compare(scalable: ScalableModel, extractor, clients: int, rounds: int) -> dict:
     """Ours and naive in turn, a block of clients at a time, so that both see the same machine."""
-    scalable, extractor = resnet18(), EXTRACTORS[name]
     blocks = [range(start, min(start + 10, clients)) for start in range(0, clients, 10)]
-    seconds(ours, scalable, extractor, range(5)), seconds(naive, scalable, extractor, range(5))  # warm up
+    for work in (ours, naive):
+        seconds(work, scalable, extractor, range(min(5, clients)))  # warm up
     runs = []
     for _ in range(rounds):
         fast = slow = 0.0
@@ -110,11 +110,12 @@ def main() -> int:
         return 0
     table = Table("extraction", "ours, s", "naive, s", "ratio", "ratios of single runs")
     results: dict = {"clients": options.clients, "extraction": {}}
-    for name in EXTRACTORS:
-        row = results["extraction"][name] = compare(name, options.clients, options.rounds)
+    scalable = resnet18()
+    for name, extractor in EXTRACTORS.items():
+        row = results["extraction"][name] = compare(scalable, extractor, options.clients, options.rounds)
         ratios = " ".join(f"{ratio:.1f}" for ratio in row["ratios"])
         table.add_row(name, f"{row['ours_s']:.2f}", f"{row['naive_s']:.2f}", f"{row['ratio']:.1f}x", ratios)
-    results["peak_mb"] = {clients: peak_mb(clients) for clients in (10, options.clients)}
+    results["peak_mb"] = {clients: peak_mb(clients) for clients in sorted({min(10, options.clients), options.clients})}
     console = Console()
     console.print(f"ResNet-18, {options.clients} clients cut out and written back, one thread, CPU seconds")
     console.print(table)

@@ -14,7 +14,7 @@ from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 
-FINE_TUNE_STEPS = 300  # unless the configuration or the method's table says otherwise
+FINE_TUNE_STEPS = 300  # unless the method's table says otherwise
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,12 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
     """
     method = METHODS[name]
     table = {key: _checked(name, key, value) for key, value in config.rivals.get(name, {}).items()}
+    # Later entries win: a table over the configuration, and what makes the method over both.
     values = {**method.defaults, **vars(config), **table, **method.fixed, "steps": steps}
     values.setdefault("lr", config.personal_lr)
     for rate in ("fine_tune_lr", "inner_lr"):
         values.setdefault(rate, values["lr"])
+    # At least half of the steps go into what is fine-tuned.
     values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
     return _filled(method.options, values)
 

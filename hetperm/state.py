@@ -53,6 +53,7 @@ class State:
         """The state with v taken into the tail average, from epoch ``begins`` on; ``keep``: where its models wait."""
         if self.r < begins:
             return self
+        # A running mean: no epoch's models are kept for it.
         count = self.tail_count + 1
         if self.tail is None:
             return replace(self, tail=self.v, tail_count=1)

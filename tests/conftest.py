@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():

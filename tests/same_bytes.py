@@ -54,8 +54,9 @@ CASES: dict[str, dict[str, Any]] = {
     "float64": {"dtype": "float64", "capacity_profile": "homogeneous", "epochs": 3, "baselines": ("apfl", "pfedme")},
 }
 QUICK = {"num_clients": 8, "epochs": 3, "warmup_rounds": 4, "samples_per_client": 40}
-# What depends on the clock, is rendered from the other files (as pictures are), or is only there to resume from.
-LEFT_OUT = {"timing.json", "report.html", "checkpoint"}
+# What depends on the clock, is rendered from the other files (as pictures are), is only there to resume from, or
+# predicts the cost of a device instead of computing with it.
+LEFT_OUT = {"timing.json", "report.html", "checkpoint", "profile.csv"}
 
 DRIVER = """
 import json, sys
@@ -119,7 +120,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="few clients and epochs")
     parser.add_argument("--before", type=Path, help="folder to keep what the earlier commit wrote in")
-    flags = parser.parse_args()
+    flags = parser.parse_intermixed_args()
     cases, began = chosen(flags.cases, quick=flags.quick), time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         before = flags.before.resolve() if flags.before else Path(out) / "before"

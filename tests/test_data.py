@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hetperm.client import View
-from hetperm.data import DATASETS, images, load, synthetic
+from hetperm.data import DATASETS, _images, images, load, synthetic
 
 BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -33,13 +33,7 @@ def numbered(monkeypatch, *, n=1000, classes=10, size=4):
     x = torch.zeros(n, 1, size, size, dtype=torch.uint8)
     x[:, 0, 0, 0], x[:, 0, 0, 1] = number // 250, number % 250
     source = images.Source(images.Images(x, number % classes), None, num_classes=classes, peak=1, mean=0.0, std=1.0)
-    monkeypatch.setitem(DATASETS, "digits", lambda **rest: _from(source, **rest))
-
-
-def _from(source, **rest):
-    from hetperm.data import _images
-
-    return _images(lambda data_dir, download: source, **rest)
+    monkeypatch.setitem(DATASETS, "digits", lambda wanted: _images(lambda data_dir, download: source, wanted))
 
 
 def numbers(x, degrees=0.0):

@@ -1,39 +1,53 @@
-"""What a user runs first: every example, benchmark and table, once, as a process of its own."""
+"""What a user runs first: every example, benchmark and table, once."""
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command: str, folder: Path = ROOT) -> str:
-    """What a command prints; it must end well."""
-    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """(script, words) -> what it prints; it must end well. In this process: it has imported torch already."""
+
+    def run(script: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        monkeypatch.chdir(ROOT)
+        with torch.random.fork_rng(devices=[]):
+            try:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+            except SystemExit as end:
+                assert not end.code
+        plt.close("all")
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_example_that_slices_a_model_cuts_it_to_a_budget_and_proves_it():
+def test_the_example_that_slices_a_model_cuts_it_to_a_budget_and_proves_it(run):
     out = run("examples/slice_your_model.py")
     assert "heads kept in block 0: 1 of 3" in out
     assert out.splitlines()[-1].endswith("True")
 
 
 @pytest.mark.slow
-def test_the_example_that_federates_widths_prints_a_table_and_draws_a_picture(tmp_path):
+def test_the_example_that_federates_widths_prints_a_table_and_draws_a_picture(run, tmp_path):
     out = run("examples/federate_widths.py", "--rounds", "1", "--out", str(tmp_path / "widths.png"))
     assert all(name in out for name in ("static", "rolling", "random", "0.0625"))
     assert (tmp_path / "widths.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
-def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike():
+def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike(run):
     out = run("examples/fit_your_own.py")
     errors = {name: float(figure) for name, figure in re.findall(r"^  (\w+) +(0\.\d+)$", out, flags=re.M)}
     assert errors["perm"] < 0.9 * errors["local"] < 0.9 * errors["fedavg"]
@@ -44,17 +58,33 @@ def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike():
 
 
 @pytest.mark.slow
-def test_the_extraction_benchmark_prints_ratios_and_writes_them(tmp_path):
-    out = run("bench/extraction.py", "--clients", "5", "--rounds", "1", "--out", str(tmp_path / "figures.json"))
+def test_the_extraction_benchmark_prints_ratios_and_writes_them(run, tmp_path):
+    out = run("bench/extraction.py", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["extraction"].keys() == {"static", "rolling", "random"}
     assert all(row["ratio"] > 0 for row in figures["extraction"].values())
-    assert "peak memory" in out
+    assert "peak memory of the process with 2 clients" in out
+
+
+def test_the_benchmark_of_weights_and_schedules_prints_what_they_take(run):
+    out = run("bench/mixing.py", "--clients", "20", "--partners", "5", "--runs", "1")
+    assert "100 visits, 5 rounds" in out  # four groups of five
+    assert "400 visits, 20 rounds" in out
+
+
+def test_the_benchmark_of_capacity_compares_probe_and_masks(run):
+    words = ["--num-clients", "5", "--partitions", "label-shift:2", "--seeds", "3", "--rounds", "1"]
+    lines = run("bench/capacity.py", *words).splitlines()
+    assert [line.split()[:6] for line in lines if "AUC" in line] == [
+        ["seed", "3", "label-shift:2", "round", done, kind] for done in "01" for kind in ("probe", "masked")
+    ]
+    assert sum("VC weight" in line for line in lines) == 3
 
 
 @pytest.mark.slow
 def test_the_coverage_of_one_model_is_one_exact_row(tmp_path):
-    out = run("-m", "submodels.coverage", "torchvision:squeezenet1_1", "--out", str(tmp_path))
+    command = [sys.executable, "-m", "submodels.coverage", "torchvision:squeezenet1_1", "--out", str(tmp_path)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (row,) = [line for line in out.splitlines() if "squeezenet1_1" in line]
     assert "failed" not in row
     assert "| yes |" in row

@@ -30,16 +30,27 @@ def no_pictures(monkeypatch):
 
 
 def files_of(folder) -> dict[str, bytes]:
-    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: raw for name, raw in found.items() if not name.startswith(("checkpoint/", "timing", "report"))}
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: raw for name, raw in files.items() if not name.startswith(("checkpoint/", "timing", "report"))}
 
 
 # Sparse mixing weights
 
 
-@pytest.mark.parametrize("options", [{}, {"server_mix": "alpha"}, {"tail_average": 0, "final_lr": 0.05}])
-def test_a_run_with_sparse_weights_is_the_same_run(options, tmp_path, monkeypatch):
-    dense = run(Config(**TINY | options, out=tmp_path / "dense"))
+ODD = {"server_mix": "alpha", "tail_average": 0, "final_lr": 0.05}  # all that reads the weights beside visits
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run with dense weights, whose models are in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_draw", lambda result: None)
+        return run(Config(**TINY, out=tmp_path_factory.mktemp("plain") / "run"))
+
+
+@pytest.mark.parametrize("options", [{}, ODD], ids=["plain", "odd"])
+def test_a_run_with_sparse_weights_is_the_same_run(options, plain, tmp_path, monkeypatch):
+    dense = run(Config(**TINY | options, out=tmp_path / "dense")) if options else plain
     monkeypatch.setattr(mixing, "SPARSE_FROM", 6)
     sparse = run(Config(**TINY | options, out=tmp_path / "sparse"))
     assert sparse.alpha.is_sparse and torch.equal(sparse.alpha.to_dense(), dense.alpha)
@@ -58,14 +69,14 @@ def test_sparse_weights_say_what_dense_ones_say():
     assert mixing.self_weight(sparse) == mixing.self_weight(ALPHA) == pytest.approx(2 / 3)
     assert mixing.same_group_mass(sparse, groups) == mixing.same_group_mass(ALPHA, groups) == pytest.approx(2.75 / 3)
     for rule in ("max", "paper"):
-        found = visits.step_sizes(sparse, 0.3, rule)
-        assert found.is_sparse and torch.equal(found.to_dense(), visits.step_sizes(ALPHA, 0.3, rule))
+        sizes = visits.step_sizes(sparse, 0.3, rule)
+        assert sizes.is_sparse and torch.equal(sizes.to_dense(), visits.step_sizes(ALPHA, 0.3, rule))
 
 
 def test_sparse_weights_come_back_from_a_checkpoint(tmp_path):
     w = {"x": torch.ones(2)}
     state = State(1, w, (w,) * 3, alpha=mixing.sparse(ALPHA))
-    checkpoint.save(tmp_path / "c.safetensors", state, [], finished=False)
+    checkpoint.save(tmp_path / "c.safetensors", checkpoint.Saved(state))
     back = checkpoint.load(tmp_path / "c.safetensors").state.alpha
     assert back.is_sparse and back.is_coalesced() and torch.equal(back.to_dense(), ALPHA)
 
@@ -102,8 +113,7 @@ def test_it_is_in_a_mapped_file_and_gone_with_it(tmp_path):
     assert maps() == before
 
 
-def test_a_run_whose_models_wait_on_disk_is_the_same_run(tmp_path):
-    one = run(Config(**TINY, out=tmp_path / "memory"))
+def test_a_run_whose_models_wait_on_disk_is_the_same_run(plain, tmp_path):
     other = run(Config(**TINY, idle_models="disk", out=tmp_path / "disk"))
-    assert files_of(one.folder) == files_of(other.folder)
-    assert one.folder.joinpath("config.toml").read_text().count("idle_models") == 0
+    assert files_of(plain.folder) == files_of(other.folder)
+    assert plain.folder.joinpath("config.toml").read_text().count("idle_models") == 0

@@ -12,8 +12,6 @@ from reference import perm_maths
 from hetperm import mixing
 from hetperm.mixing import complexity, solver
 
-torch.set_num_threads(1)
-
 
 def _generator(seed=0):
     return torch.Generator().manual_seed(seed)

@@ -9,8 +9,6 @@ from reference import perm_maths
 from hetperm import mixing
 from hetperm.server import shuffle
 
-torch.set_num_threads(1)
-
 
 def _generator(seed=0):
     return torch.Generator().manual_seed(seed)

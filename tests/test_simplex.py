@@ -8,8 +8,6 @@ from reference import perm_maths
 
 from hetperm.mixing.simplex import project, water_fill
 
-torch.set_num_threads(1)
-
 ROWS = st.lists(st.floats(-5, 5) | st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=8)
 
 

@@ -55,6 +55,7 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
             Mixture(options.local_steps, options.batch_size, options.lr, mix=a, adaptive=options.adaptive)
             for a in weights
         ]
+        # The own models never leave the clients; they travel here because a task carries all that it needs.
         models = [state.w | {OWN + name: x for name, x in state.memory[f"own {i}"].items()} for i in range(N)]
         outcomes = federation.train_at_home(updates, models, round=round)
         w = mean_model([local for local, _, _ in outcomes], federation.clients)

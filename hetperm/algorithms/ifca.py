@@ -57,6 +57,7 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
         choice = state.memory["choice"]["choice"].tolist()
         models = [state.memory[f"cluster {c}"] for c in range(options.clusters)]
         trained = federation.train_at_home([options.sgd] * N, [models[c] for c in choice], round=round)
+        # A cluster that nobody chose keeps its model, and may be chosen again.
         for c in set(choice):
             members = [i for i in range(N) if choice[i] == c]
             models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
@@ -73,6 +74,7 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
             for i in range(N)
             for c, model in enumerate(models)
         ]
+        # A cluster whose model has gone wrong loses the choice; only if all have is it an error.
         losses = torch.stack(federation.run(tasks)).reshape(N, len(models)).nan_to_num(nan=math.inf)
         for i in range(N):
             if not losses[i].isfinite().any():

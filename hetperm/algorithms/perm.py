@@ -148,6 +148,7 @@ def last_step(federation: Federation, options: Options, state: State) -> State:
     widths = federation.own_widths(options.visiting.personal_width)
     v, work = [], Work()
     for i, (params, own, weights) in enumerate(zip(state.deployed, widths, mixing.rows_of(state.alpha), strict=True)):
+        # In the order of keys, in which gradients are added up.
         hosts = sorted(weights, key=lambda j: clients[j].key)
         indices = [slicer.index(clients[j].width, within=own) for j in hosts]
         parts = [slicer.cut(params, index) for index in indices]
@@ -169,5 +170,6 @@ def last_step(federation: Federation, options: Options, state: State) -> State:
         v.append(check_finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
         moved = sum(num_bytes(part) for part in parts)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
+    # The step was taken from what would be deployed, so there is no average beside it any more.
     state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
     return _in_ball(federation, state, options)

@@ -65,6 +65,7 @@ def in_rounds(
     begins = tail_begins(options.tail_average, epochs)
 
     def epoch(state: State) -> State:
+        # Epoch r runs rounds floor(r T / R) to floor((r + 1) T / R): T in all, whatever R is.
         first, end = (min(r, epochs) * total // epochs for r in (state.r, state.r + 1))
         for round in range(first, end):
             state = advance(state, round)

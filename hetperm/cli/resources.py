@@ -43,7 +43,7 @@ def _measure(options: Options, tiers: Profile, limit: limits.Limit | None, enfor
         with Devices() as devices, Devices(caches=True) as timer:
             # Torch is imported here only once the devices run: what keeps them from starting, and is said in one
             # line, would keep it from being imported.
-            limits.room(0, 0, baseline=devices.baseline, device_mb=options.device_mb)
+            limits.allowed_bytes(0, 0, baseline=devices.baseline, device_mb=options.device_mb)
             from hetperm.bench.devices.run import Machinery, run
 
             return run(options, tiers, Machinery(devices, timer, limit, enforcement), say=show)

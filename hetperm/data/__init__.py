@@ -5,7 +5,7 @@ scored on the whole test pool, restricted to its classes and passed through its 
 data are made of the validation pool in the same way. Where every client is a writer, it is scored on its own images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -39,6 +39,21 @@ class Problem:
         """The group of every client, or None if the partition knows none."""
         groups = tuple(client.group for client in self.clients)
         return None if None in groups else groups
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a data set; `load` says what it means."""
+
+    name: str
+    num_clients: int
+    partition: str | None
+    samples: int | None
+    validation_share: float
+    seed: int
+    data_dir: str | Path | None
+    download: bool
+    image_size: int | None
 
 
 def load(
@@ -79,20 +94,10 @@ def load(
             raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
     if not 0 <= validation_share < 1:
         raise ValueError(f"validation_share {validation_share} is outside [0, 1)")
-    return make(
-        name=name,
-        num_clients=num_clients,
-        partition=partition,
-        samples=samples,
-        validation_share=validation_share,
-        seed=seed,
-        data_dir=data_dir,
-        download=download,
-        image_size=image_size,
-    )
+    return make(Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size))
 
 
-def _maker(name: str) -> Callable[..., Problem]:
+def _maker(name: str) -> Callable[[Wanted], Problem]:
     """What makes the data set of that name."""
     kind, colon, path = name.partition(":")
     if kind in DATASETS and (bool(path) if kind in WITH_PATH else not colon):
@@ -106,87 +111,95 @@ def _form(kind: str, path: str = "") -> str:
     return f"{kind}:{path or 'PATH'}" if kind in WITH_PATH else kind
 
 
-def _synthetic(*, name, num_clients, partition, samples, validation_share, seed, image_size, **_) -> Problem:
+def _synthetic(wanted: Wanted) -> Problem:
+    name, partition = wanted.name, wanted.partition
     if partition not in (None, "label-shift:2"):
         raise ValueError(f"{name} comes divided in two halves, which is label-shift:2; it cannot be {partition!r}")
-    if image_size is not None:
-        raise ValueError(f"{name} consists of vectors; image_size {image_size} has no meaning for it")
-    samples = synthetic.SAMPLES if samples is None else samples
-    validation = images.share_of(validation_share, samples)
-    clients = synthetic.clients(num_clients, seed=seed, samples=samples, validation=validation)
+    if wanted.image_size is not None:
+        raise ValueError(f"{name} consists of vectors; image_size {wanted.image_size} has no meaning for it")
+    samples = synthetic.SAMPLES if wanted.samples is None else wanted.samples
+    validation = images.share_of(wanted.validation_share, samples)
+    clients = synthetic.clients(wanted.num_clients, seed=wanted.seed, samples=samples, validation=validation)
     return Problem(clients, in_channels=synthetic.DIMENSION, num_classes=2, image_size=None, name=name)
 
 
-def _imagefolder(*, name, image_size, **rest) -> Problem:
-    return _images(lambda *_: folder.read(_path(name), image_size), name=name, image_size=image_size, **rest)
+def _imagefolder(wanted: Wanted) -> Problem:
+    return _images(lambda *_: folder.read(_path(wanted.name), wanted.image_size), wanted)
 
 
-def _leaf(*, name, **rest) -> Problem:
-    return _images(lambda *_: leaf.read(_path(name)), name=name, **rest)
+def _leaf(wanted: Wanted) -> Problem:
+    return _images(lambda *_: leaf.read(_path(wanted.name)), wanted)
 
 
 def _path(name: str) -> Path:
     return Path(name.partition(":")[2]).expanduser()
 
 
-def _images(
-    read, *, name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size
-) -> Problem:
-    source = read(data_dir, download)
-    if partition is None and source.images.writer is None:
-        raise ValueError(f"{name} does not come divided among clients; name a partition, such as 'label-shift:2'")
-    pools = images.pools(source, validation_share=validation_share, seed=seed)
-    train, kinds = pools["train"], source.num_classes
+def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
+    """The images that ``read(data_dir, download)`` gives, divided among clients."""
+    source = read(wanted.data_dir, wanted.download)
+    if wanted.partition is None and source.images.writer is None:
+        raise ValueError(
+            f"{wanted.name} does not come divided among clients; name a partition, such as 'label-shift:2'"
+        )
+    pools = images.pools(source, validation_share=wanted.validation_share, seed=wanted.seed)
+    train = pools["train"]
     shares = divide(
-        "writer" if partition is None else partition,
+        "writer" if wanted.partition is None else wanted.partition,
         train.y,
-        num_classes=kinds,
-        num_clients=num_clients,
-        samples_per_client=samples,
-        seed=seed,
+        num_classes=source.num_classes,
+        num_clients=wanted.num_clients,
+        samples_per_client=wanted.samples,
+        seed=wanted.seed,
         writers=train.writer,
     )
-    prepare = partial(images.prepare, source=images.measured(source, train), image_size=image_size)
-
-    # What clients see alike is made once: 50 clients hold one test pool, or one for each rotation.
-    @cache
-    def pixels(part: str) -> torch.Tensor:
-        return pools[part].pixels()
-
-    @cache
-    def inputs(part: str, degrees: float) -> torch.Tensor:
-        return prepare(pixels(part), degrees=degrees)
-
-    @cache
-    def answers(part: str, labels: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(labels)[pools[part].y]
-
-    @cache
-    def rows(part: str, classes: tuple[int, ...]) -> torch.Tensor:
-        return torch.isin(pools[part].y, torch.tensor(classes)).nonzero().squeeze(1)
-
-    def seen(part: str, share: Share) -> Pair | None:
-        if share.writer is not None:
-            mine = (pools[part].writer == share.writer).nonzero().squeeze(1)
-            return own(pools[part].take(mine), share) if len(mine) else None
-        chosen = rows(part, share.classes)
-        if len(chosen) == 0:
-            return None
-        pool = inputs(part, share.degrees), answers(part, share.labels)
-        return pool if len(chosen) == len(pool[1]) else View(pool, chosen)
-
-    def own(some: images.Images, share: Share) -> Pair:
-        return prepare(some.pixels(), degrees=share.degrees), torch.tensor(share.labels)[some.y]
-
-    def client(i: int, share: Share) -> Client:
-        shard = own(train.take(share.rows), share)
-        return Client(shard, seen("val", share), seen("test", share), group=share.group, key=i)
-
-    clients = tuple(client(i, share) for i, share in enumerate(shares))
+    views = Views(pools, partial(images.prepare, source=images.measured(source, train), image_size=wanted.image_size))
+    clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
-        raise ValueError(f"{name}: no client has test images to be scored on; add some to those it trains on")
-    side = train.x.shape[-1] if image_size is None else image_size
-    return Problem(clients, in_channels=train.x.shape[1], num_classes=kinds, image_size=side, name=name)
+        raise ValueError(f"{wanted.name}: no client has test images to be scored on; add some to those it trains on")
+    return Problem(
+        clients,
+        in_channels=train.x.shape[1],
+        num_classes=source.num_classes,
+        image_size=wanted.image_size or train.x.shape[-1],
+        name=wanted.name,
+    )
+
+
+class Views:
+    """The pools as clients see them: turned, with other labels, only some classes.
+
+    What clients see alike is made once: 50 clients hold one test pool, or one for each rotation.
+
+    Args:
+        pools: train, val and test; `prepare`: (pixels, degrees=) -> inputs of a model.
+    """
+
+    def __init__(self, pools: Mapping[str, images.Images], prepare: Callable[..., torch.Tensor]):
+        self.pools, self.prepare = pools, prepare
+        self.pixels = cache(lambda part: pools[part].pixels())
+        self.inputs = cache(lambda part, degrees: prepare(self.pixels(part), degrees=degrees))
+        self.answers = cache(lambda part, labels: torch.tensor(labels)[pools[part].y])
+        self.rows = cache(lambda part, classes: torch.isin(pools[part].y, torch.tensor(classes)).nonzero().squeeze(1))
+
+    def client(self, i: int, share: Share) -> Client:
+        """Client i, with a shard of its own and views of the pools that it is tuned and scored on."""
+        shard = self._own(self.pools["train"].take(share.rows), share)
+        return Client(shard, self._seen("val", share), self._seen("test", share), group=share.group, key=i)
+
+    def _own(self, some: images.Images, share: Share) -> Pair:
+        return self.prepare(some.pixels(), degrees=share.degrees), torch.tensor(share.labels)[some.y]
+
+    def _seen(self, part: str, share: Share) -> Pair | None:
+        """A pool as a client sees it; None if nothing of it is for this client."""
+        if share.writer is not None:
+            mine = (self.pools[part].writer == share.writer).nonzero().squeeze(1)
+            return self._own(self.pools[part].take(mine), share) if len(mine) else None
+        rows = self.rows(part, share.classes)
+        if len(rows) == 0:
+            return None
+        pool = self.inputs(part, share.degrees), self.answers(part, share.labels)
+        return pool if len(rows) == len(pool[1]) else View(pool, rows)
 
 
 WITH_PATH = ("imagefolder", "leaf")  # written with the folder they are read from: imagefolder:PATH

@@ -36,7 +36,7 @@ class Workbench:
         self.width, self.shop = width, shop
         self.classes: Tensor | None = None
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
-        self.slots = [p for p in module.parameters() if p.requires_grad]
+        self.slots = [p for p in module.parameters() if p.requires_grad]  # where a visiting model is copied to
         self.norms = has_batch_norm(module)
         self._data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
 
@@ -82,12 +82,14 @@ class Workbench:
         is run the sum takes the room of the activations of the other half, so that no more is held than in a step.
         """
         # Pieces of one size; where there are norms, of two samples at least.
+        # Half a chunk at a time: beside the activations of a piece there is the sum of gradients to hold.
         count = 1 if len(x) <= chunk else math.ceil(2 * len(x) / chunk)
         count = min(count, max(1, len(x) // (2 if self.norms else 1)))
         if count == 1:
             return self.gradient(x, y)
         for part_x, part_y in zip(x.tensor_split(count), y.tensor_split(count), strict=True):
             (self.value(part_x, part_y) * (len(part_x) / len(x))).backward()
+        # A parameter that the loss does not depend on has no gradient; the others give theirs away.
         total = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.slots)
         for p in self.slots:
             p.grad = None

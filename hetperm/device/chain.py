@@ -50,6 +50,7 @@ def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
         graph = fx.symbolic_trace(module).graph
     except Exception:  # code of the user's that cannot be traced; then it is no plain chain
         return None
+    # A chain is a straight line: one input, every node fed by the one before it, the last one returned.
     *nodes, output = graph.nodes
     if not nodes or nodes[0].op != "placeholder" or output.args != (nodes[-1],):
         return None
@@ -57,6 +58,7 @@ def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
     for before, node in pairwise(nodes):
         part = module.get_submodule(node.target) if node.op == "call_module" else None
         kind = node.target if part is None else type(part)
+        # A hook may do anything, so a module that has one is left to autograd.
         if node.all_input_nodes != [before] or (part is not None and (part._forward_hooks or part._forward_pre_hooks)):
             return None
         activation = next((name for name, kinds in ACTIVATIONS.items() if kind in kinds), None)
@@ -160,10 +162,12 @@ def backward(
     logits = inputs.pop()
     if classes is not None:
         logits = masked(logits, classes[..., None])
+    # The gradient of cross-entropy: softmax less one-hot, written without making the one-hot.
     error = logits.softmax(1)
     error.scatter_(1, y[:, None], -1.0, reduce="add").mul_(scale)
     for k in reversed(range(len(layers))):
         lower = None
+        # The error goes down before its layer is given: whoever takes it may change the weights at once.
         if k > 0:
             lower = torch.bmm(params[layers[k].weight].mT, error)
             lower = _through(lower, inputs[k], layers[k - 1].activation)
@@ -208,6 +212,7 @@ def descend(
     """
     steps, size = rows[0].shape
     x = shards[0][0]
+    # The step size goes into the error, so that a step is one product added to the weights.
     scale = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None] / size
     masks = None if any(mask is None for mask in classes) else torch.stack(list(classes)).to(x.device)
     # The batches of several steps are gathered in one go: a gather for each step would cost as much as the step.

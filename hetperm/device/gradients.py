@@ -93,6 +93,7 @@ class ReportGradient:
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Report:
         """The report of one client."""
+        # Micro-batches of the whole shard: their weighted mean is the full gradient, and their spread is free.
         gradients, sizes = micro_gradients(
             bench, params, shard, batches=self.batches, chunk=self.chunk, generator=generator
         )

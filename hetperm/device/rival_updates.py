@@ -41,7 +41,7 @@ class Meta:
         bench.load(params)
         draws = iter(batches(len(x), self.batch_size, self.steps * self._batches_per_step, generator))
         for _ in range(self.steps):
-            w = bench.take()
+            w = bench.take()  # the step is taken from here, with a gradient found elsewhere
             D = next(draws)
             bench.descend(bench.gradient(x[D], y[D]), self.inner_lr)
             D = next(draws)
@@ -102,7 +102,7 @@ class Envelope:
         x, y = shard
         bench.load(params)
         w = dict(params)
-        theta = w
+        theta = w  # the bench holds theta from here on; w is only computed with
         for D in batches(len(x), self.batch_size, self.steps, generator):
             for _ in range(self.inner_steps):
                 gradient = bench.gradient(x[D], y[D])
@@ -147,6 +147,7 @@ class Mixture:
             bench.load(mixed((u, a), (w, 1 - a)))
             g = bench.gradient(x[D], y[D])
             slope = sum(((u[name] - w[name]) * part).sum() for name, part in zip(bench.names, g, strict=True))
+            # By the chain rule u has the gradient of the mixture times a.
             bench.load(u)
             bench.descend(g, self.lr * a)
             u = bench.take()

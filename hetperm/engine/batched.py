@@ -51,6 +51,7 @@ class Batched:
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
         outcomes: list[Any] = [None] * len(tasks)
+        # Tasks of one shape go into one stack; what is no SGD, and what fails in a stack, goes one by one.
         groups: dict[Any, list[int]] = {}
         for k, task in enumerate(tasks):
             groups.setdefault(self._shape(task), []).append(k)
@@ -98,7 +99,7 @@ class Batched:
             shards, classes = [host.train for host in hosts], [host.classes for host in hosts]
             chain.descend(self._layers, params, shards, rows, lr, classes)
         except (RuntimeError, IndexError):
-            return None
+            return None  # one bad label spoils a whole stack; alone it is that task's failure
         # In memory of its own: a view would keep the whole stack alive.
         models = zip(*(stack.unbind() for stack in params.values()), strict=True)
         return [{name: x.clone() for name, x in zip(params, model, strict=True)} for model in models]

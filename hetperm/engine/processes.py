@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
+from hetperm.engine.pickling import TensorPickler
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
 
@@ -62,6 +62,7 @@ class Processes:
 
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients, self.shop = clients, shop
+        # Room for a few models: what does not fit goes through the pipe, slower.
         size = sum(p.numel() * p.element_size() for p in shop.full.slots)
         self._buffers = [SharedBuffer(4 * size + 2**16) for _ in range(workers)]
         self._workers: list[Worker | None] = [None] * workers
@@ -69,6 +70,7 @@ class Processes:
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
         outcomes: list[Any] = [None] * len(tasks)
+        # Reversed, so that the next one is popped off the end.
         waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
         busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
         free = list(range(len(self._buffers)))
@@ -82,7 +84,7 @@ class Processes:
                 free.append(w)
                 try:
                     outcome = self._buffers[w].read(pipe.recv_bytes())
-                except (EOFError, ConnectionError):
+                except (EOFError, ConnectionError):  # the worker is gone: killed, or out of memory
                     died = self._workers[w].end()
                     self._workers[w] = None
                     if tries[k] < TRIES:
@@ -154,6 +156,7 @@ def _work(
     parent = os.getppid()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
+            # A killed parent sends no goodbye: its children are adopted, which shows in the parent's number.
             while not pipe.poll(PATIENCE):
                 if os.getppid() != parent:
                     return
@@ -179,38 +182,22 @@ class SharedBuffer:
         """The message for a value, to be sent through a pipe; its tensors stay in the buffer, as far as they fit."""
         buffers: list[pickle.PickleBuffer] = []
         text = io.BytesIO()
-        _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
-        first, places = 0, []
+        TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
+        first, spans = 0, []  # a span of the buffer, or the bytes themselves once it is full
         for buffer in buffers:
             raw = buffer.raw()
             last = first + raw.nbytes
             if last > self.size:
-                places.append(bytes(raw))
+                spans.append(bytes(raw))
                 continue
             self._memory[first:last] = raw
-            places.append((first, last))
+            spans.append((first, last))
             first = last
-        return pickle.dumps((text.getvalue(), places))
+        return pickle.dumps((text.getvalue(), spans))
 
     def read(self, message: bytes) -> Any:
         """The value of a message; its tensors are in memory of their own."""
-        text, places = pickle.loads(message)
+        text, spans = pickle.loads(message)
         return pickle.loads(
-            text, buffers=[bytearray(at if isinstance(at, bytes) else self._memory[slice(*at)]) for at in places]
+            text, buffers=[bytearray(span if isinstance(span, bytes) else self._memory[slice(*span)]) for span in spans]
         )
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors as plain bytes beside the text: torch would share each of them by a file."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return NotImplemented
-        value = value.detach().cpu()
-        row = value.contiguous().reshape(-1)
-        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one number may have any stride
-        return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
-
-
-def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)

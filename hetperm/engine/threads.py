@@ -28,6 +28,7 @@ class Threads:
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised gives a Failure."""
         if not self._alone:
+            # If nothing was drawn the tasks cannot have disturbed each other.
             before = torch.get_rng_state()
             outcomes = list(self._pool.map(self._run, tasks))
             if torch.equal(before, torch.get_rng_state()):

@@ -48,13 +48,14 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
         dtype = torch.promote_types(dtype, chunk.dtype)
         for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
             x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
-            x -= x.mean(0)
+            x -= x.mean(0)  # in place: x is a copy, made by the indexing
             gram += x @ x.T
         if not gram.isfinite().all():
             raise ValueError(_not_finite(chunk))
     if gram is None:
         raise ValueError("there are no gradients to compare")
     square = gram.diagonal()
+    # Rounding may leave a tiny negative distance, and one that is not zero on the diagonal.
     zeta = (square[:, None] + square).sub_(gram + gram.T)  # the product need not be symmetric to the last bit
     return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[rank[:, None], rank]
 
@@ -111,6 +112,7 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
     if size < 1:
         raise ValueError(f"a sketch of {size} numbers holds nothing; use 1 or more")
     d = gradient.shape[-1]
+    # Summed in float64: thousands of coordinates fall into one sum, and clients must agree on it.
     place, sign = (x.to(gradient.device) for x in _places(d, size, seed))
     rows = gradient.detach().reshape(-1, d)
     sums = [place.bincount(weights=row.double() * sign, minlength=size) for row in rows]
@@ -177,6 +179,7 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
             mean = gradient.clone()
             continue
         away = gradient - mean
+        # The running mean moves by its new share; the spread grows by what the new one adds about the old mean.
         mean.add_(away, alpha=size / total)
         spread += size * (1 - size / total) * float(away.dot(away))
     return mean, math.nan if len(sizes) == 1 else spread / total / (len(sizes) - 1)

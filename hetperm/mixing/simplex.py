@@ -32,8 +32,8 @@ def project(x: Tensor) -> Tensor:
 def water_fill(x: Tensor, n: Tensor) -> Tensor:
     r"""Weights :math:`n_j (t - x_j)_+`, one level t for each row, such that the row sums to one.
 
-    It is what one unit of water does that is poured over columns of ground: column j is n_j broad and its ground lies
-    at height x_j. Columns above the level stay exactly dry. Relabelling the columns relabels the weights, bit for bit.
+    Pour one unit of water over columns of ground: column j is n_j broad and its ground lies at height x_j. Columns
+    above the level stay exactly dry. Relabelling the columns relabels the weights, bit for bit.
 
     Args:
         x: (..., N) heights, float64, no nan.

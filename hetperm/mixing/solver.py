@@ -71,6 +71,7 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         raise ValueError(f"alpha cannot take {steps} steps; use 0 or more")
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
+        # alpha - (c + 2 lam alpha / n) / L with L = 2 lam / n_min, its two terms prepared once for all steps.
         slope, stay, ones = c * (n.min() / (2 * lam)), 1 - n.min() / n, torch.ones_like(n)
         alpha = torch.full_like(c, 1 / len(n))
         for _ in range(steps):
@@ -85,6 +86,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     if c.dim() == 0 or c.shape[-1] == 0:
         raise ValueError(f"costs of shape {tuple(c.shape)} name no client to learn from")
     shape, N = c.shape, c.shape[-1]
+    # All in float64, whatever the costs come in: tau is a difference of sums that nearly cancel.
     n = _samples(n, N, c.device)
     lam = torch.as_tensor(lam, dtype=torch.float64, device=c.device)
     if not (lam > 0).all():
@@ -98,6 +100,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     for rows in _blocks(len(c), N):
         block = c[rows].double()
         _finite("cost", block, rows.start)
+        # A constant added to a row moves tau and no weight; without it the digits of the differences count.
         out[rows] = rule(block - block.amin(-1, keepdim=True), n, lam[rows])
     return out.reshape(shape)
 
@@ -208,6 +211,7 @@ def blocks(
         raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
+    # Everything that can be wrong is said before the first block is asked for: blocks come one by one, much later.
     raw = vc_weight == "raw"
     if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
         raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
@@ -216,6 +220,7 @@ def blocks(
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
     lam = regularization if by_number else _lam(zeta, q, n)
+    # One more cost for each column, the same in every row: whom to learn from, whoever learns.
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
 
@@ -231,6 +236,7 @@ def blocks(
 
 
 def _lam(zeta: Tensor, q: Tensor, n: Tensor) -> float:
+    # Without noise lam would be 0 and the problem undefined; below its resolution zeta is noise too.
     smallest = RESOLUTION * float(zeta.max()) * _total(n)
     return NOISE * max(_total(n * q), smallest) or 1.0
 
@@ -242,6 +248,7 @@ def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
 def _debias(zeta: Tensor, q: Tensor, first: int) -> Tensor:
     """D of a block of rows, from row ``first`` on."""
     D = (zeta.double() - (q[first : first + len(zeta), None] + q)).clamp_min_(0)
+    # Nobody differs from himself, though the formula would say -2 q_i; in a block the diagonal begins at its first row.
     D.diagonal(first).zero_()
     return D
 

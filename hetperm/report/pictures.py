@@ -198,7 +198,9 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
         # With more than five methods the bars are narrower than the numbers on top of them.
-        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, numbers=len(methods) <= 5)
+        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low)
+        if len(methods) <= 5:  # more bars are too narrow to read a number on
+            _numbers(axes, x, height[k], height[k] + np.nan_to_num(spread[k]))
     axes.set_xticks(range(len(names)), labels, fontsize=8)
     axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
     axes.set_ylabel("test accuracy" + (f" (axis starts at {low:g})" if low else ""))
@@ -213,14 +215,17 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
 
 
 def _bars(
-    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, numbers: bool
+    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float
 ) -> None:
-    """Draw a method's bar in every tier, with its spread and, if asked for, the number on top."""
+    """Draw a method's bar in every tier, with its spread."""
     style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": method}
     axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
     axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
-    top = height + np.nan_to_num(spread)
-    for k in np.flatnonzero(~np.isnan(height)) if numbers else ():
+
+
+def _numbers(axes, x: np.ndarray, height: np.ndarray, top: np.ndarray) -> None:
+    """Write the height of every bar above its top."""
+    for k in np.flatnonzero(~np.isnan(height)):
         text = f"{height[k]:.2f}".removeprefix("0")
         axes.annotate(text, (x[k], top[k]), (0, 2), textcoords="offset points", ha="center", size=7)
 

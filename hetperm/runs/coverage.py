@@ -52,6 +52,7 @@ def coverage(
     """
     w, seed = setting.start, setting.config.seed
     counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in dict.fromkeys(setting.tiers)}
+    # Then one round stands for all of them.
     is_same_every_round = extraction == "static" and drawn is None
     repeats = min(1, rounds) if is_same_every_round else rounds
     for round in range(repeats):

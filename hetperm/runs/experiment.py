@@ -2,7 +2,6 @@
 
 import copy
 import platform
-import resource
 import sys
 import time
 import tomllib
@@ -22,7 +21,7 @@ from hetperm.device.bench import Loss
 from hetperm.methods import check_method_tables
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, training
+from hetperm.runs import checkpoint, client_models, files, memory, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
@@ -223,6 +222,7 @@ def _execute(
     if folder and setting.profile and not saved:
         files.write_csv(folder / "profile.csv", setting.profile)
     with one_thread():
+        # The algorithm first: how many steps its visits took is how many its rivals get.
         main = _train(setting, config.algorithm, training.default_steps(config), folder, saved, on_epoch)
         steps = training.steps_taken(main.state) if config.steps is None else config.steps
         result = _result(main, {}, folder)
@@ -261,7 +261,7 @@ def _train(
     kept = None if folder is None else _checkpoints(folder)
     with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
         for now in epochs:
-            if kept is not None and now is not before:
+            if kept is not None and now is not before:  # what came from a checkpoint is there already
                 checkpoint.save(training.checkpoint_file(kept, name), now)
                 if name == setting.config.algorithm and now.history:
                     files.write_csv(folder / "metrics.csv", now.history)
@@ -390,11 +390,10 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
     """What depends on the clock and the machine."""
     config = result.setting.config
     methods = {result.main.method: result.main, **result.baselines}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "seconds": seconds + sum(method.seconds_before_resume for method in methods.values()),
         "seconds_by_method": {name: method.seconds for name, method in methods.items()},
-        "peak_memory_mb": peak / 2**20,
+        "peak_memory_mb": memory.peak_bytes() / memory.MB,
         "engine": result.setting.engine,
         "workers": config.workers,
         "device": config.device,

@@ -15,6 +15,7 @@ Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracy and loss of eve
 
 def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> None:
     """Put a client's model on the bench; its norms use the statistics of the client's own training data."""
+    # On training data: statistics of test data would tell the model about what it is scored on.
     bench.load(params)
     recalibrate(bench.module, client.train[0].tensor_split(math.ceil(client.n_train / CHUNK)))
 

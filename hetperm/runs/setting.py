@@ -179,6 +179,7 @@ def from_model(
 ) -> Setting:
     """The setting of a run with a user's own model and shards; a tier is a width."""
     kind, model = type(model), _placed(copy.deepcopy(model), config)
+    # A model that nobody cuts need not be traced, and may be one that cannot be.
     cut = any([client.width < 1 for client in clients])
     scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
     shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
@@ -273,7 +274,8 @@ def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) 
         raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
     by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
     needs_noise = METHODS[config.algorithm].mixes and (isinstance(config.regularization, str) or by_size)
-    least = 4 if has_batch_norm(model) else 2  # two micro-batches
+    # The noise is the spread of two micro-batches at least, and a batch norm needs two samples in each.
+    least = 4 if has_batch_norm(model) else 2
     if needs_noise and max(client.n_train for client in clients) < least:
         raise ValueError(
             f"no client has {least} samples, so the noise of their gradients is unknown; "

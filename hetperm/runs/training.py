@@ -104,6 +104,7 @@ def epochs(
         rows = [] if saved is None else list(saved.history)
         before = None
         for state in states(algorithm, config.epochs, after=None if saved is None else saved.state):
+            # The first state is the beginning, or the checkpoint, which has been saved and shown before.
             if before is not None:
                 is_last, done = state.r == config.epochs, _done(algorithm, state, config)
                 evaluated = is_last or state.r % config.eval_every == 0 or done is not None
@@ -115,6 +116,7 @@ def epochs(
                     last = {**extra(), "accuracy": list(accuracy), "loss": list(loss)}
                     yield Saved(done or state, tuple(rows), finished=True, extra=last)
                 else:
+                    # Training goes on from the state itself, not from what would be deployed.
                     yield Saved(state, tuple(rows), finished=False, extra=extra())
             elif saved is None:
                 yield Saved(state, (), finished=False, extra=extra())

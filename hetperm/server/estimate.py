@@ -51,6 +51,7 @@ def collect_reports(
         indices = [slicer.index(width) for width in widths]
     else:
         indices = federation.handed_out(extraction, r)
+    # One seed for all clients: only sketches that were made alike can be compared.
     update = replace(update, sketch_seed=federation.seed_for("sketch"))
     models = [slicer.cut(w, index) for index in indices]
     asked = [(update, model) for model in models]
@@ -72,7 +73,9 @@ def collect_reports(
     zeta = discrepancy.pairwise(_chunks([report.gradient for report in reports])).double()
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([report.noise for report in reports], dtype=torch.float64)
+    # A client of one sample has no spread, and takes the noise of the others' samples.
     q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
+    # A gradient weighs as much as the model it belongs to.
     down = sum(num_bytes(params) for params in models)
     up = down if update.sketch is None else sum(num_bytes({"sketch": report.gradient}) for report in reports)
     up += 16 * len(clients)  # the noise, and n_i

@@ -62,6 +62,7 @@ class Federation:
         """The same for tasks that give a model, or several: all of them are finite."""
         outcomes = self.run(tasks)
         for task, outcome in zip(tasks, outcomes, strict=True):
+            # Some updates send several models, such as pFedMe's local and personal one.
             for params in outcome if isinstance(outcome, tuple) else (outcome,):
                 check_finite(params, task.label)
         return outcomes

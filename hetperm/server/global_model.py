@@ -39,7 +39,7 @@ def local_sgd_round(
     ]
     models = federation.train(tasks)
     moved = sum(num_bytes(params) for params in models)
-    steps = sum(update.steps for update in updates)
+    steps = sum(update.steps for update in updates)  # logical work: the same whichever engine did it
     work = Work(rounds=1, client_steps=steps, bytes_down=moved, bytes_up=moved)
     return covered_mean(federation, w, models, indices), work
 
@@ -92,6 +92,7 @@ def covered_mean(federation: Federation, w: Params, models: Sequence[Params], in
     if all([client.classes is not None for client in clients]):
         votes = torch.stack([clients[j].classes for j in order])
         rows = {name: votes for name in federation.heads if name in w}  # only what is trained is averaged
+    # With everybody holding everything the plain mean is the same and quicker.
     if not rows and all([index is WHOLE for index in indices]):
         return mean_model(models, clients)
     return average(w, [(models[j], indices[j], 1.0) for j in order], rows=rows)

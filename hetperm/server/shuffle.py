@@ -61,6 +61,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
     i, j = _visits(alpha)
     N = len(alpha)
     num_rounds = int(max(i.bincount().max(), j.bincount().max()))
+    # Colouring is greedy: without shuffling, clients with low numbers would always meet in the same rounds.
     shuffled = torch.randperm(len(i), generator=generator)
     hosts = _colour(i[shuffled].tolist(), j[shuffled].tolist(), N, num_rounds)
     order = torch.randperm(num_rounds, generator=generator).tolist()
@@ -105,12 +106,13 @@ def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> lis
     for i, j in zip(models, hosts):
         common = free_model[i] & free_host[j]
         if common:
-            bit = common & -common
+            bit = common & -common  # the lowest bit that is set: the first round in which both are free
             c = bit.bit_length() - 1
             host[c][i], model[c][j] = j, i
             free_model[i] ^= bit
             free_host[j] ^= bit
             continue
+        # Kempe's chain: swap rounds a and b along the path that starts at the host.
         bit_a, bit_b = free_model[i] & -free_model[i], free_host[j] & -free_host[j]
         a, b = bit_a.bit_length() - 1, bit_b.bit_length() - 1
         host_a, host_b, model_a, model_b = host[a], host[b], model[a], model[b]

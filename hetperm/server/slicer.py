@@ -39,6 +39,7 @@ class Slicer:
         """
         if self.scalable is None or width >= within:
             return WHOLE
+        # Asked first even if another part is wanted: it tells whether anything is cut at all.
         sizes = self.scalable.axis_map.counts(within)
         static = self.scalable.index(width, Static(), within=sizes)
         if static.counts == sizes:  # a little narrower, and not one channel less

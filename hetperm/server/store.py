@@ -17,7 +17,7 @@ def in_memory(params: Params) -> Params:
 
 
 def on_disk(folder: Path | None) -> Keep:
-    """A place in a folder for models, each in a file without a name, which is gone with the last of its tensors.
+    """Keep models in a folder, each in a file without a name, which is gone with the last of its tensors.
 
     Args:
         folder: None is the system's temporary one.
@@ -25,18 +25,19 @@ def on_disk(folder: Path | None) -> Keep:
 
     def keep(params: Params) -> Params:
         sizes = [x.numel() * x.element_size() for x in params.values()]
-        places = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        # The mapping outlives the closed file, and the file, which has no name, goes with the mapping.
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.truncate(max(1, sum(places)))
+            file.truncate(max(1, sum(padded)))
             memory = mmap.mmap(file.fileno(), 0)
         kept, first = {}, 0
-        for (name, x), place in zip(params.items(), places, strict=True):
+        for (name, x), size in zip(params.items(), padded, strict=True):
             if x.numel():
-                there = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=first)
-                kept[name] = there.reshape(x.shape).copy_(x)
+                mapped = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=first)
+                kept[name] = mapped.reshape(x.shape).copy_(x)
             else:
                 kept[name] = x
-            first += place
+            first += size
         return kept
 
     return keep

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.client import Client
-from hetperm.device.updates import Distil, Sgd
+from hetperm.device.updates import Distil, Sgd, Update
 from hetperm.engine.task import Task
 from hetperm.params import Params, num_bytes, project
 from hetperm.randomness import generator_for
@@ -92,17 +92,28 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
     Args:
         rounds: lists of (i, j); within a round no model and no host appears twice.
     """
-    v, clients = list(state.v), federation.clients
+    v, clients, own = list(state.v), federation.clients, federation.own_widths(rule.personal_width)
     lr = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, rule.step_rule))
     is_present = present(clients, rule.participation, seed=federation.seed, r=state.r)
+    pupils = _pupils(federation, own) if rule.inplace_kd else {}
     work = Work(rounds=len(rounds))
     for t, pairs in enumerate(rounds):
         # On the ring also visits without weight are scheduled; they would change nothing.
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
-        visits = _visits(federation, weighty, rule, round=state.r * len(clients) + t)
+        visits = _visits(federation, weighty, own, rule.nested, round=state.r * len(clients) + t)
         away = sum(not is_present[visit.j] for visit in visits)
         visits = [visit for visit in visits if is_present[visit.j]]
-        tasks = [_task(federation, state.r, visit, v[visit.i], rule, lr=lr[visit.i][visit.j]) for visit in visits]
+        tasks = [
+            Task(
+                _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
+                federation.slicer.cut(v[visit.i], visit.index),
+                host=visit.j,
+                seed=federation.seed_for("visit", state.r, clients[visit.i].key, clients[visit.j].key),
+                width=min(own[visit.i], clients[visit.j].width),
+                label=f"epoch {state.r}: model {visit.i} at host {visit.j}",
+            )
+            for visit in visits
+        ]
         trained = federation.train(tasks)
         for visit, part in zip(visits, trained, strict=True):
             v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
@@ -114,50 +125,31 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
     return replace(state, v=tuple(v), work=state.work + work)
 
 
-def _visits(federation: Federation, pairs: Round, rule: Visiting, *, round: int) -> list[Visit]:
+def _visits(federation: Federation, pairs: Round, own: Sequence[float], nested: str, *, round: int) -> list[Visit]:
     """The visits of a round, each with the part that its host trains; without those that ``nested`` skips."""
-    own, clients = federation.own_widths(rule.personal_width), federation.clients
-    if rule.nested == "skip":
-        fits = [federation.slicer.index(clients[j].width, within=own[i]) is WHOLE for i, j in pairs]
-        return [Visit(i, j, WHOLE) for (i, j), whole in zip(pairs, fits, strict=True) if whole]
+    clients, index = federation.clients, federation.slicer.index
+    if nested == "skip":
+        fits = [(i, j) for i, j in pairs if index(clients[j].width, within=own[i]) is WHOLE]
+        return [Visit(i, j, WHOLE) for i, j in fits]
+    now = {"seed": federation.seed, "round": round}
+    keys = [(clients[i].key, clients[j].key) for i, j in pairs]
     return [
-        Visit(
-            i,
-            j,
-            federation.slicer.index(
-                clients[j].width,
-                rule.nested,
-                within=own[i],
-                seed=federation.seed,
-                round=round,
-                key=(clients[i].key, clients[j].key),
-            ),
-        )
-        for i, j in pairs
+        Visit(i, j, index(clients[j].width, nested, within=own[i], key=key, **now))
+        for (i, j), key in zip(pairs, keys, strict=True)
     ]
 
 
-def _task(federation: Federation, r: int, visit: Visit, model: Params, rule: Visiting, *, lr: float) -> Task:
-    """What a host does at a visit: SGD, and distillation where it holds the whole model and there are pupils."""
-    i, j, clients = visit.i, visit.j, federation.clients
-    own = federation.own_widths(rule.personal_width)[i]
-    update = Sgd(rule.local_steps, rule.batch_size, lr)
-    if rule.inplace_kd and visit.index is WHOLE:
-        narrower = [width for width in sorted({client.width for client in clients}) if _is_cut(federation, own, width)]
-        if narrower:
-            update = Distil(rule.local_steps, rule.batch_size, lr, tuple(narrower), rule.inplace_kd)
-    return Task(
-        update,
-        federation.slicer.cut(model, visit.index),
-        host=j,
-        seed=federation.seed_for("visit", r, clients[i].key, clients[j].key),
-        width=min(own, clients[j].width),
-        label=f"epoch {r}: model {i} at host {j}",
-    )
+def _pupils(federation: Federation, own: Sequence[float]) -> dict[float, tuple[float, ...]]:
+    """Width of a model -> the narrower widths in use that really cut it, which it can teach."""
+    in_use, index = sorted({client.width for client in federation.clients}), federation.slicer.index
+    return {width: tuple(p for p in in_use if index(p, within=width) is not WHOLE) for width in set(own)}
 
 
-def _is_cut(federation: Federation, own: float, width: float) -> bool:
-    return federation.slicer.index(width, within=own) is not WHOLE
+def _update(rule: Visiting, lr: float, pupils: tuple[float, ...]) -> Update:
+    """What a host does at a visit: SGD, and distillation if the model has pupils there."""
+    if pupils:
+        return Distil(rule.local_steps, rule.batch_size, lr, pupils, rule.inplace_kd)
+    return Sgd(rule.local_steps, rule.batch_size, lr)
 
 
 # The end of an epoch
@@ -179,7 +171,9 @@ def mixed_by_alpha(federation: Federation, state: State, widths: Sequence[float]
     Args:
         widths: (N,) of the clients' own models.
     """
-    rows = mixing.rows_of(state.alpha)
+    # In the order of keys, in which weights are added up.
+    order = federation.order
+    rows = [{j: row[j] for j in order if j in row} for row in mixing.rows_of(state.alpha)]
     return replace(state, v=tuple(_mixed(federation, i, state.v, widths, row) for i, row in enumerate(rows)))
 
 
@@ -196,7 +190,7 @@ def _mixed(
     weight = {name: torch.zeros_like(x) for name, x in models[i].items()}
     # Models of one width are summed first: their sum is cut and added in one go.
     for width in sorted(set(widths)):
-        members = [j for j in federation.order if widths[j] == width and j in weights]
+        members = [j for j in weights if widths[j] == width]
         if not members:
             continue
         share = sum(weights[j] for j in members)

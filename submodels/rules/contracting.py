@@ -54,7 +54,7 @@ def linear(t, out, x, weight, bias=None):
     t[out] = [*t[x][:-1], t[weight][0]]
 
 
-def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
+def attention(t, out, q, k, v, *settings, **kw):
     """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width."""
     *batch, rows, inner = t[q]
     # Several query heads read one key head: dropping a key head would drop all of them, which no term can say.
@@ -67,7 +67,8 @@ def attention(t, out, q, k, v, attn_mask=None, *_args, **kw):
     unify(inner, t[k][-1])
     unify(t[k][-2], t[v][-2])
     freeze(t[k][-2], "op:softmax")  # a softmax runs over the keys: leaving some out changes the weight of the others
-    mask = attn_mask if isinstance(attn_mask, Tensor) else kw.get("attn_mask")
+    # The variants of the operation have the mask in fourth place, by name, or no such argument there.
+    mask = settings[0] if settings and isinstance(settings[0], Tensor) else kw.get("attn_mask")
     if mask is not None:
         same(t, [*batch, rows, t[k][-2]], t[mask])
     first, *rest = outputs(out)

@@ -1,1 +1,1 @@
-"""What devices of a capacity profile have to bear: measured, enforced by the operating system, and timed."""
+"""What training costs on the devices of a capacity profile: measured, limited by the operating system, timed."""

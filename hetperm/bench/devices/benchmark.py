@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from hetperm.bench.devices.clock import Speed
 from hetperm.bench.devices.device import Devices, Exceeded
-from hetperm.bench.devices.limits import MB, MOST_SLACK, Limit, room, slack
+from hetperm.bench.devices.limits import LARGEST_SLACK, Limit, allowed_bytes, slack
 from hetperm.bench.devices.measure import Peak, allocated, timed, training, watched
 from hetperm.profile import Profile, Tier
+from hetperm.runs.memory import MB
 from submodels import Budget, Cost, ScalableModel, zoo
 from submodels.budget import needs
 from submodels.cost import count
@@ -62,7 +63,7 @@ class Measured:
     seconds: float
 
     @property
-    def beside(self) -> int:
+    def overhead_bytes(self) -> int:
         """Bytes that count against the limit and are no tensors."""
         return (self.peak.charged or 0) - self.tensors
 
@@ -82,7 +83,7 @@ def network(name: str, shape: Sequence[int], *, batch_size: int, profile: Profil
 
 
 def check(profile: Profile, net: Network, name: str) -> None:
-    """Nothing, or an error if no tier can train its width of the model, by what is counted."""
+    """Raise an error if no tier can train its width of the model, by what is counted."""
     budgets = {tier.name: tier.train_mb for tier in profile.tiers}
     if None in budgets.values():
         return
@@ -99,23 +100,23 @@ def check(profile: Profile, net: Network, name: str) -> None:
 # Measuring
 
 
-def measure(net: Network, width: float, devices: Devices, timer: Devices, limit: Limit | None, *, rehearsed: bool):
+def measure(
+    net: Network, width: float, devices: Devices, timer: Devices, limit: Limit | None, *, rehearsed: bool
+) -> Measured:
     """What a width takes; every figure comes from a process of its own.
 
     Args:
         devices, timer: processes that keep nothing, and that keep what torch keeps.
     """
-    module = net.at(width)
-    how = {"batch_size": net.batch_size}
+    module, example, size = net.at(width), net.example, net.batch_size
+    work = training(module, example, batch_size=size, steps=1)
     try:
         return Measured(
             width,
             net.cost(width),
-            tensors=allocated(module, net.example, **how),
-            peak=devices.do(
-                partial(watched, training(module, net.example, steps=1, **how), limit, rehearsed=rehearsed)
-            ),
-            seconds=timer.do(partial(timed, module, net.example, **how)),
+            tensors=allocated(module, example, batch_size=size),
+            peak=devices.do(partial(watched, work, limit, rehearsed=rehearsed)),
+            seconds=timer.do(partial(timed, module, example, batch_size=size)),
         )
     except RuntimeError as error:
         raise ValueError(
@@ -129,19 +130,19 @@ def calibrated(
     """width -> what it takes, and whether work must be rehearsed for the slack to stay within its bounds."""
 
     def every(rehearsed: bool) -> dict[float, Measured]:
-        found = {}
+        measured = {}
         for width in widths:
-            say(f"measuring width {width:g}{' again, with kernels compiled before' * rehearsed}")
-            found[width] = measure(net, width, devices, timer, limit, rehearsed=rehearsed)
-        return found
+            say(f"measuring width {width:g}{' again, with kernels compiled before' if rehearsed else ''}")
+            measured[width] = measure(net, width, devices, timer, limit, rehearsed=rehearsed)
+        return measured
 
     fresh = every(False)
-    if limit is None or slack([each.beside for each in fresh.values()]) <= MOST_SLACK:
+    if limit is None or slack([width.overhead_bytes for width in fresh.values()]) <= LARGEST_SLACK:
         return fresh, False
-    rehearsed = every(True)
+    # Only what is charged is taken anew: that is what limits are about, and the rest was measured well.
     return {
-        width: replace(fresh[width], peak=replace(fresh[width].peak, charged=each.peak.charged))
-        for width, each in rehearsed.items()
+        width: replace(fresh[width], peak=replace(fresh[width].peak, charged=again.peak.charged))
+        for width, again in every(True).items()
     }, True
 
 
@@ -159,7 +160,7 @@ class Verdict:
         own, above: how the tier's own width and the next larger one ended: "finished", or how it was stopped; None if
             it was not run.
         wider: the next larger width; None if there is none.
-        room: bytes that were allowed above the baseline; None: no limit.
+        allowed: bytes above the baseline; None: no limit.
     """
 
     verdict: str
@@ -167,7 +168,7 @@ class Verdict:
     own: str | None = None
     wider: float | None = None
     above: str | None = None
-    room: int | None = None
+    allowed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,17 +187,17 @@ class Enforcement:
     device_mb: float | None = None
     why_not: str = ""
 
-    def room(self, tier: Tier) -> int | None:
+    def allowed_bytes(self, tier: Tier) -> int | None:
         """Bytes that a device of the tier may take above the baseline; None: as many as it likes."""
         if tier.train_mb is None or self.limit is None:
             return None
-        return room(tier.train_mb, self.slack, baseline=self.devices.baseline, device_mb=self.device_mb)
+        return allowed_bytes(tier.train_mb, self.slack, baseline=self.devices.baseline, device_mb=self.device_mb)
 
     def ends(self, net: Network, width: float, allowed: int) -> str | None:
         """How two steps at a width end under a limit: None if they are done, or in words."""
         work = training(net.at(width), net.example, batch_size=net.batch_size, steps=2)
         try:
-            self.devices.do(work, room=allowed, limit=self.limit, rehearsed=self.rehearsed)
+            self.devices.do(work, allowed=allowed, limit=self.limit, rehearsed=self.rehearsed)
         except Exceeded as error:
             return str(error)
         return None
@@ -204,15 +205,15 @@ class Enforcement:
 
 def holds(devices: Devices, limit: Limit) -> bool:
     """Whether a limit really is enforced here: a process may take what it is allowed, and no more."""
-    devices.do(partial(take, 8 * MB), room=32 * MB, limit=limit)
+    devices.do(partial(take, 8 * MB), allowed=32 * MB, limit=limit)
     with suppress(Exceeded):
-        devices.do(partial(take, 64 * MB), room=32 * MB, limit=limit)
+        devices.do(partial(take, 64 * MB), allowed=32 * MB, limit=limit)
         return False
     return True
 
 
 def take(size: int) -> None:
-    """Nothing; so many bytes were in use for a moment."""
+    """Use so many bytes for a moment."""
     bytes(memoryview(bytearray(size))[::4096])
 
 
@@ -222,23 +223,22 @@ def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) 
     cost = net.cost(tier.width)
     others = {name: limit for name, limit in tier.limits().items() if name != "train_mb"}
     broken = Budget(**others).excess(cost) if others else {}
-    if broken:
+    if broken:  # nothing to run: multiply-adds and traffic are counted, not enforced
         need = needs(cost)
         over = ", ".join(f"{name} {need[name]:.3g} of {others[name]:g}" for name in broken)
         return Verdict(TOO_LARGE, f"needs {over}", wider=wider)
-    allowed = enforcement.room(tier)
+    allowed = enforcement.allowed_bytes(tier)
     if tier.train_mb is None:
         return Verdict(UNKNOWN, "the profile gives this tier no train_mb", wider=wider)
     if allowed is None or enforcement.why_not:
         return Verdict(UNKNOWN, enforcement.why_not or "memory is not limited", wider=wider)
     own = enforcement.ends(net, tier.width, allowed)
-    above = None if wider is None else enforcement.ends(net, wider, allowed)
-    how = {"own": own or "finished", "wider": wider, "room": allowed}
-    how["above"] = None if wider is None else above or "finished"
-    if own:
-        return Verdict(TOO_LARGE, f"width {tier.width:g} was {own}", **how)
-    loose = wider is not None and not above
-    return Verdict(FITS, f"so does width {wider:g}" if loose else "", **how)
+    above = None if wider is None else enforcement.ends(net, wider, allowed) or "finished"
+    reason = f"width {tier.width:g} was {own}" if own else ""
+    if not own and above == "finished":  # the limit proves little
+        reason = f"so does width {wider:g}"
+    verdict = TOO_LARGE if own else FITS
+    return Verdict(verdict, reason, own=own or "finished", wider=wider, above=above, allowed=allowed)
 
 
 # Rows
@@ -247,14 +247,14 @@ def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) 
 def rows(
     profile: Profile, measured: Mapping[float, Measured], verdicts: Mapping[str, Verdict], speed: Speed, *, samples: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for every tier: what a visit of its width takes, and whether it can bear that.
+    """A row for every tier: what a visit of its width takes, and whether that fits.
 
     Args:
         samples: that a visit takes gradients of: local steps times batch size.
     """
     for tier in profile.tiers:
-        found, verdict = measured[tier.width], verdicts[tier.name]
-        cost, peak = found.cost, found.peak
+        width, verdict = measured[tier.width], verdicts[tier.name]
+        cost, peak = width.cost, width.peak
         yield {
             "tier": tier.name,
             "width": tier.width,
@@ -264,9 +264,9 @@ def rows(
             "measured_mb": None if peak.resident is None else peak.resident / MB,
             "budget_mb": tier.train_mb,
             "budget_mmacs": tier.mmacs,
-            "limit_mb": None if verdict.room is None else verdict.room / MB,
-            "step_ms": 1000 * found.seconds,
-            "device_step_ms": 1000 * found.seconds * (tier.slow or 1),
+            "limit_mb": None if verdict.allowed is None else verdict.allowed / MB,
+            "step_ms": 1000 * width.seconds,
+            "device_step_ms": 1000 * width.seconds * (tier.slow or 1),
             "down_mb": cost.wire_bytes / MB,
             "up_mb": cost.wire_bytes / MB,
             "visit_seconds": speed.seconds(tier, cost.macs, samples, down=cost.wire_bytes, up=cost.wire_bytes),

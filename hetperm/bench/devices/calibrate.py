@@ -11,7 +11,6 @@ from hetperm.bench.devices import benchmark
 from hetperm.bench.devices.device import Devices
 from hetperm.bench.devices.limits import MB
 from hetperm.bench.devices.measure import training, watched
-from hetperm.cli import main as cli
 from hetperm.profile import Profile, Tier
 from hetperm.report import tables
 from hetperm.report.grid import Grid, markdown
@@ -52,7 +51,7 @@ def measured(devices: Devices) -> Iterator[tuple[str, float, float, float]]:
 
 
 def main() -> None:
-    """Nothing; the table is printed."""
+    """Print the table and exit with the status."""
     with Devices() as devices, one_thread():
         found = list(measured(devices))
     rows = [
@@ -67,4 +66,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.script(lambda args: main())
+    try:
+        main()
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -8,6 +8,7 @@ space for every kernel, and malloc what tensors once took.
 import contextlib
 import ctypes
 import gc
+import io
 import os
 import pickle
 import re
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetperm.bench.devices.limits import Limit, status
+from hetperm.bench.devices.limits import Limit
+from hetperm.runs.memory import status
 
 NO_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 DONE, FAILED, REFUSED = 0, 1, 3  # how a piece of work ends, if it is not killed
@@ -39,7 +41,7 @@ class Order:
 
     Attributes:
         work: a function without arguments; it and its result can be pickled.
-        room: bytes that it may take; None: as many as it likes.
+        allowed: bytes that it may take; None: as many as it likes.
         limit: what enforces that; None: nothing does.
         rehearsed: whether it is done once before the limit holds, so that kernels which torch compiles for its shapes,
             and never gives back, are part of the baseline.
@@ -47,7 +49,7 @@ class Order:
     """
 
     work: Callable[[], Any]
-    room: int | None
+    allowed: int | None
     limit: Limit | None
     rehearsed: bool
     reply: Path
@@ -65,12 +67,13 @@ class Devices:
             raise OSError(f"{sys.platform} cannot fork processes, which the benchmark needs; run it on Linux or macOS")
         env = {**os.environ, **({} if caches else NO_CACHES), "OMP_NUM_THREADS": "1"}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        # A new interpreter, not a fork of this one: malloc and oneDNN read their variables when they start.
         code = "from hetperm.bench.devices.device import serve; serve()"
         self._folder = tempfile.TemporaryDirectory(prefix="hetperm-")
-        self._said = Path(self._folder.name) / "said"
-        with open(self._said, "wb") as said:
+        self._log = Path(self._folder.name) / "log"
+        with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=env
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
             )
         self._baseline: int | None = None
 
@@ -85,14 +88,14 @@ class Devices:
         self,
         work: Callable[[], Any],
         *,
-        room: int | None = None,
+        allowed: int | None = None,
         limit: Limit | None = None,
         rehearsed: bool = False,
     ) -> Any:
-        """What a piece of work comes to in a process of its own; `Exceeded` if it does not fit in its room."""
-        _ = self.baseline
+        """What a piece of work comes to in a process of its own; `Exceeded` if it takes more than is allowed."""
+        _ = self.baseline  # the first thing that the server says, and it is read before any answer
         reply = Path(self._folder.name) / "reply"
-        dump(Order(work, room, limit, rehearsed, reply), self._process.stdin)
+        dump(Order(work, allowed, limit, rehearsed, reply), self._process.stdin)
         self._process.stdin.flush()
         code = self._receive()
         if code == DONE:
@@ -100,22 +103,24 @@ class Devices:
                 return pickle.load(file)
         if code == FAILED:
             raise RuntimeError(reply.read_text())
-        if room is None:
-            raise RuntimeError(f"a process without a limit was {_how(code)}; is there enough memory on this machine?")
-        raise Exceeded(_how(code))
+        if allowed is None:
+            raise RuntimeError(
+                f"a process without a limit was {_ending(code)}; is there enough memory on this machine?"
+            )
+        raise Exceeded(_ending(code))
 
     def _receive(self) -> int:
         try:
             return pickle.load(self._process.stdout)
         except EOFError:
-            said = self._said.read_text(errors="replace").strip().splitlines() or ["without a word"]
+            lines = self._log.read_text(errors="replace").strip().splitlines() or ["without a word"]
             raise RuntimeError(
-                f"a process with nothing but Python and torch ended at once ({said[-1]}); "
+                f"a process with nothing but Python and torch ended at once ({lines[-1]}); "
                 "if its memory is limited (see ulimit -d and ulimit -v), the limit is below what they take: raise it"
             ) from None
 
     def close(self) -> None:
-        """Nothing; the processes have ended and their files are gone."""
+        """End the processes and remove their files."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         if self._process.poll() is None:
@@ -131,7 +136,8 @@ class Devices:
         self.close()
 
 
-def _how(code: int) -> str:
+def _ending(code: int) -> str:
+    """How a process was stopped, in words."""
     return f"killed ({signal.Signals(-code).name})" if code < 0 else "refused memory"
 
 
@@ -139,12 +145,12 @@ def _how(code: int) -> str:
 
 
 def serve() -> None:
-    """Nothing; orders are read and done, each in a fork, until there are no more."""
+    """Read orders and carry them out, each in a fork, until there are no more."""
     orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what work prints is no answer
     _warm_up()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # or a collection in a fork would write to, and so copy, the pages of every object
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # of glibc: memory that is free is given back, and not found by work later
     pickle.dump(status().get("VmRSS", 0), answers)
@@ -158,34 +164,35 @@ def serve() -> None:
             _, code = os.waitpid(pid, 0)
             if order.limit is not None:
                 order.limit.leave(pid)
-            del order
+            del order  # its tensors would be part of the next one's baseline
             pickle.dump(os.waitstatus_to_exitcode(code), answers)
             answers.flush()
 
 
 def _carry_out(order: Order) -> None:
-    """Nothing; the process ends, with a code that says how it went."""
+    """Do the work of a fork and end the process, with a code that says how it went."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a crash is told by its signal
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a crash shows in its signal
         if order.rehearsed and order.limit is not None:
             order.limit.note()
             order.work()
         if order.limit is not None:
-            order.limit.enter(order.room)
+            order.limit.enter(order.allowed)
         result = order.work()
         with open(order.reply, "wb") as file:
             dump(result, file)
     except BaseException as error:
+        # torch and oneDNN raise RuntimeError where malloc fails; only the text tells it from another.
         if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
             os._exit(REFUSED)
         with contextlib.suppress(BaseException):
             order.reply.write_text(str(error).strip() or type(error).__name__)
         os._exit(FAILED)
-    os._exit(DONE)
+    os._exit(DONE)  # not sys.exit: a fork must not run what its parent wanted done at its own end
 
 
 def _warm_up() -> None:
-    """Nothing; what torch loads and keeps when it first trains is there."""
+    """Train and write a little, so that what torch loads and keeps when it first does is there."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -196,20 +203,11 @@ def _warm_up() -> None:
     warm = nn.Sequential(*convolutions, *products)
     for n in (10, 64):
         F.cross_entropy(warm(torch.zeros(n, 3, 8, 8)), torch.zeros(n, dtype=torch.long)).backward()
-
-
-# Tensors as plain arrays, written as they lie in memory: torch would copy each of them once more
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        import torch
-
-        if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
-            return torch.from_numpy, (value.contiguous().numpy(),)
-        return NotImplemented
+    dump(torch.zeros(1), io.BytesIO())
 
 
 def dump(value: Any, file: Any) -> None:
-    """Nothing; the value is written to a binary file or a pipe, for `pickle.load`."""
-    _Pickler(file, protocol=5).dump(value)
+    """Write a value to a binary file or a pipe, for `pickle.load`; tensors as they lie in memory."""
+    from hetperm.engine.pickling import TensorPickler  # with torch, which must not be here before the devices run
+
+    TensorPickler(file, protocol=5).dump(value)

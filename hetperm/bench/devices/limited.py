@@ -1,16 +1,17 @@
 """An engine whose every task is done in a process that holds no more than its host's tier can."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from hetperm.bench.devices.device import Devices, Exceeded
-from hetperm.bench.devices.limits import MB, Limit
+from hetperm.bench.devices.limits import Limit
 from hetperm.bench.devices.measure import visit
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
 from hetperm.engine.task import Failure, Task
+from hetperm.runs.memory import MB
 
 
 class Limited:
@@ -20,8 +21,11 @@ class Limited:
 
     Args:
         shop: where models of all widths are; a device gets one of them at a time.
-        rooms: (N,) bytes that each client's processes may take above the baseline; None: as many as they like.
+        allowed: (N,) bytes that each client's processes may take above the baseline; None: as many as they like.
         limit, rehearsed: as `Devices.do` takes them.
+
+    Attributes:
+        done: (N,) tasks that each client has done.
     """
 
     def __init__(
@@ -30,34 +34,30 @@ class Limited:
         shop: Workshop,
         devices: Devices,
         *,
-        rooms: Sequence[int | None],
+        allowed: Sequence[int | None],
         limit: Limit | None,
         rehearsed: bool = False,
     ):
-        self.clients = [replace(client, val=None, test=None) for client in clients]  # what is scored stays here
-        self.shop, self.devices, self.rooms = shop, devices, rooms
-        self.how = {"limit": limit, "rehearsed": rehearsed}
-        self.done = [0] * len(clients)  # tasks of each host
+        # What a client is scored on stays here: it would count against the host's memory.
+        self.clients = [replace(client, val=None, test=None) for client in clients]
+        self.shop, self.devices, self.allowed = shop, devices, allowed
+        self.limit, self.rehearsed = limit, rehearsed
+        self.done = [0] * len(clients)
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """One outcome per task, in task order; a task that raised, or was killed, gives a Failure."""
         return [self._run(task) for task in tasks]
 
-    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """``function`` of every item, in order; that is the server's work and not limited."""
-        return [function(item) for item in items]
-
     def close(self) -> None:
-        """Nothing; the devices belong to whoever made them."""
+        """Do nothing: the devices belong to whoever made them."""
 
     def _run(self, task: Task) -> Any | Failure:
-        module = self.shop.at(task.width).module
+        module, allowed = self.shop.at(task.width).module, self.allowed[task.host]
         work = partial(visit, task, self.clients[task.host], module, self.shop.loss)
         try:
-            outcome = self.devices.do(work, room=self.rooms[task.host], **self.how)
+            outcome = self.devices.do(work, allowed=allowed, limit=self.limit, rehearsed=self.rehearsed)
         except Exceeded as error:
-            allowed = self.rooms[task.host] / MB
-            return Failure(task, Exceeded(f"{error} at width {task.width:g} under a limit of {allowed:.1f} MB"))
+            return Failure(task, Exceeded(f"{error} at width {task.width:g} under a limit of {allowed / MB:.1f} MB"))
         except RuntimeError as error:
             return Failure(task, error)
         self.done[task.host] += 1

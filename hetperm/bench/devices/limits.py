@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-MB = 2**20
-MOST_SLACK = 8 * MB  # a limit with more slack than that says nothing about small tiers
+from hetperm.runs.memory import MB, status
+
+LARGEST_SLACK = 8 * MB  # a limit with more slack than that says nothing about small tiers
 RESERVE = MB // 2  # what one run may take more than another
 KINDS = Literal["auto", "cgroup", "rlimit", "none"]
 
@@ -28,16 +29,16 @@ class Limit(Protocol):
     name: str
 
     def note(self) -> None:
-        """Nothing; what this process has now is the baseline, but for kernels that are compiled until it enters."""
+        """Take what this process has now for the baseline, but for kernels that are compiled until it enters."""
 
-    def enter(self, room: int | None) -> None:
-        """Nothing; from now on this process may take ``room`` more bytes, or as many as it likes if None."""
+    def enter(self, allowed: int | None) -> None:
+        """Hold this process from now on to ``allowed`` more bytes, or to nothing if None."""
 
-    def most(self) -> int:
+    def peak(self) -> int:
         """The most bytes that were counted against the limit at once since it was entered."""
 
     def leave(self, pid: int) -> None:
-        """Nothing; what the limit of a process that is gone has left behind is removed."""
+        """Remove what the limit of a process that is gone has left behind."""
 
 
 class DataLimit:
@@ -53,25 +54,25 @@ class DataLimit:
     def note(self) -> None:
         self._noted = status(), kernels()
 
-    def enter(self, room: int | None) -> None:
+    def enter(self, allowed: int | None) -> None:
         import resource
 
         if self._noted is None:
             self.note()
         before, compiled = self._noted
-        more = kernels() - compiled
+        more = kernels() - compiled  # kernels of the rehearsal: they stay, and belong to the baseline
         self._before = before["VmSize"] + more
-        if room is not None:
-            limit = before["VmData"] + more + room
-            soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            limit = min(limit, *(each for each in (soft, hard) if each != resource.RLIM_INFINITY), limit)
+        if allowed is not None:
+            # A limit that the process came with stays: nobody may raise the hard one.
+            there = [bound for bound in resource.getrlimit(resource.RLIMIT_DATA) if bound != resource.RLIM_INFINITY]
+            limit = min([before["VmData"] + more + allowed, *there])
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
-    def most(self) -> int:
+    def peak(self) -> int:
         return status()["VmPeak"] - self._before
 
     def leave(self, pid: int) -> None:
-        """Nothing; a limit of this kind goes with its process."""
+        """Do nothing: a limit of this kind goes with its process."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +89,19 @@ class Cgroup:
     name = "cgroup"
 
     def note(self) -> None:
-        """Nothing; kernels count by what they use, which is little."""
+        """Do nothing: kernels count by what they use, which is little."""
 
-    def enter(self, room: int | None) -> None:
+    def enter(self, allowed: int | None) -> None:
         group = self._group(os.getpid())
         group.mkdir()
-        if room is not None:
-            (group / "memory.max").write_text(str(room))
+        if allowed is not None:
+            (group / "memory.max").write_text(str(allowed))
+            # Without this the kernel would swap instead of stopping anybody.
             if (group / "memory.swap.max").exists():
                 (group / "memory.swap.max").write_text("0")
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    def most(self) -> int:
+    def peak(self) -> int:
         return int((self._group(os.getpid()) / "memory.peak").read_text())
 
     def leave(self, pid: int) -> None:
@@ -110,22 +112,13 @@ class Cgroup:
         return self.parent / f"hetperm-{pid}"
 
 
-def status() -> dict[str, int]:
-    """name -> bytes, of the lines of /proc/self/status that count memory; empty where there is no such file."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {name: int(text.split()[0]) * 1024 for name, text in (line.split(":", 1) for line in lines) if "kB" in text}
-
-
 def kernels() -> int:
     """Bytes that this process has reserved for code compiled while it ran: memory that is written and executed."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights = line.split()[:2]
+        addresses, rights = line.split()[:2]
         if rights == "rwxp":
-            first, last = (int(end, 16) for end in place.split("-"))
+            first, last = (int(end, 16) for end in addresses.split("-"))
             total += last - first
     return total
 
@@ -168,13 +161,18 @@ def cgroup_parent(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
     if not mine:
         raise Unusable("this process is in no cgroup v2")
     group = root / mine[0]
-    limiting = [each for each in (group, *group.parents) if each.is_relative_to(root) and _limits_memory(each)]
+    above = [parent for parent in (group, *group.parents) if parent.is_relative_to(root)]
+    limiting = [parent for parent in above if _limits_memory(parent)]
     if not limiting:
         raise Unusable(f"no group above {group} limits memory")
-    allowed = [each for each in limiting if os.access(each, os.W_OK) and os.access(each / "cgroup.procs", os.W_OK)]
-    if not allowed:
+    writable = [parent for parent in limiting if _is_writable(parent)]
+    if not writable:
         raise Unusable(f"no permission to make a group in {limiting[0]}")
-    return allowed[0]
+    return writable[0]
+
+
+def _is_writable(group: Path) -> bool:
+    return os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK)
 
 
 def _limits_memory(group: Path) -> bool:
@@ -187,7 +185,7 @@ def _limits_memory(group: Path) -> bool:
 # How much
 
 
-def slack(beside: Iterable[int]) -> int:
+def slack(overheads: Iterable[int]) -> int:
     """Bytes that a limit allows beyond the budget: the most that work took beside its tensors, and a reserve.
 
     In quarters of a MB. Beside tensors there are kernels that torch compiles for new shapes, the graph of the backward
@@ -197,18 +195,18 @@ def slack(beside: Iterable[int]) -> int:
         >>> slack([2 * MB, 2_300_000]) / MB
         2.75
     """
-    needed = max(0, *beside, 0) + RESERVE
+    needed = max([0, *overheads]) + RESERVE
     return math.ceil(needed / (MB // 4)) * (MB // 4)
 
 
-def room(budget_mb: float, slack: int, *, baseline: int = 0, device_mb: float | None = None) -> int:
+def allowed_bytes(budget_mb: float, slack: int, *, baseline: int = 0, device_mb: float | None = None) -> int:
     """Bytes that a process may take on top of its baseline: budget and slack, or what is left of the whole device.
 
     Args:
         baseline: bytes that Python and torch take; `device_mb`: what there is in all; None: no such limit.
 
     Example:
-        >>> room(4, 2 * MB) / MB, room(4, 2 * MB, baseline=300 * MB, device_mb=305) / MB
+        >>> allowed_bytes(4, 2 * MB) / MB, allowed_bytes(4, 2 * MB, baseline=300 * MB, device_mb=305) / MB
         (6.0, 5.0)
     """
     own = int(budget_mb * MB) + slack

@@ -1,25 +1,42 @@
-"""What is done inside a device process: a visit as `hetperm.device.bench` does it, and the same watched or timed."""
+"""What is done inside a device process: a visit as every engine does it, and the same watched or timed."""
 
 import contextlib
 import copy
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm.bench.devices.limits import Limit, status
+from hetperm.bench.devices.limits import Limit
 from hetperm.client import Client
-from hetperm.device.bench import Loss, Workbench, sgd_update
+from hetperm.device.bench import Loss, Workbench
+from hetperm.device.updates import Sgd
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
+from hetperm.runs.memory import status
 from submodels import cost
+
+
+@dataclass(frozen=True)
+class OneBench:
+    """A shop for one visit.
+
+    A `Workshop` and its benches hold on to each other until garbage is collected: a second visit in the same process
+    would find the model of the first still in memory.
+    """
+
+    bench: Workbench
+
+    def at(self, width: float) -> Workbench:
+        """The bench, which was made for the width of the visit."""
+        return self.bench
 
 
 def visit(task: Task, client: Client, module: nn.Module, loss: Loss = F.cross_entropy) -> Any:
@@ -30,24 +47,28 @@ def visit(task: Task, client: Client, module: nn.Module, loss: Loss = F.cross_en
             be; the copy is made under it.
     """
     bench = Workbench(copy.deepcopy(module), loss, width=task.width)
-    outcome = run_task(task, {task.host: client}, SimpleNamespace(at=lambda width: bench))
+    outcome = run_task(task, {task.host: client}, OneBench(bench))
     if isinstance(outcome, Failure):
         raise outcome.error
     return outcome
 
 
-def training(module: nn.Module, example: Tensor, *, batch_size: int, steps: int) -> partial:
-    """A visit of a few steps on random data, to be done somewhere.
+def training(module: nn.Module, example: Tensor, *, batch_size: int, steps: int) -> Callable[[], Any]:
+    """A visit of a few steps on random data, to be done in some process.
 
     Args:
         example: (1, ...) an input of the module.
     """
+    params = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    task = Task(Sgd(steps, batch_size, lr=1e-3), params, host=0, seed=0)
+    return partial(visit, task, _client(example, batch_size), module)
+
+
+def _client(example: Tensor, batch_size: int) -> Client:
+    """A client with random inputs, enough for one batch."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch_size, *example.shape[1:], generator=generator, dtype=example.dtype)
-    client = Client((x, torch.arange(batch_size) % 2))
-    params = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    update = partial(sgd_update, steps=steps, batch_size=batch_size, lr=1e-3)
-    return partial(visit, Task(update, params, host=0, seed=0), client, module)
+    return Client((x, torch.arange(batch_size) % 2))
 
 
 # Memory
@@ -66,7 +87,7 @@ class Peak:
     charged: int | None
 
 
-def watched(visiting: partial, limit: Limit | None = None, *, rehearsed: bool = False) -> Peak:
+def watched(work: Callable[[], Any], limit: Limit | None = None, *, rehearsed: bool = False) -> Peak:
     """The most memory that a visit takes.
 
     It is done twice. Pages of program files come in with the first time; in the second they no longer blur what is
@@ -77,21 +98,21 @@ def watched(visiting: partial, limit: Limit | None = None, *, rehearsed: bool = 
     """
     if rehearsed and limit is not None:
         limit.note()
-        visiting()
+        work()
     if limit is not None:
         limit.enter(None)
     before, peaks = status(), []
     for _ in range(2):
         _forget_peak()
-        visiting()
+        work()
         now = status()
         if "RssAnon" in now:
             peaks.append(now["VmHWM"] - now["RssFile"] - now.get("RssShmem", 0) - before["RssAnon"])
-    return Peak(max(peaks, default=None), None if limit is None else limit.most())
+    return Peak(max(peaks, default=None), None if limit is None else limit.peak())
 
 
 def _forget_peak() -> None:
-    """Nothing; VmHWM is what is resident now, where the system allows that."""
+    """Set VmHWM to what is resident now, where the system allows that."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -106,13 +127,10 @@ def allocated(module: nn.Module, example: Tensor, *, batch_size: int) -> int:
 
 def timed(module: nn.Module, example: Tensor, *, batch_size: int, repeats: int = 3) -> float:
     """Seconds of one training step on one thread of this machine: processor time, the median of a few."""
-    once = training(module, example, batch_size=batch_size, steps=1)
-    task, client, module = once.args
-    bench = Workbench(module, F.cross_entropy)
-    bench.load(task.params)
-    found = []
-    for _ in range(1 + repeats):  # kernels are compiled in the first
+    x, y = _client(example, batch_size).train
+    bench, times = Workbench(module, F.cross_entropy), []
+    for _ in range(1 + repeats):
         began = time.process_time()
-        bench.descend(bench.gradient(*client.train), 1e-3)
-        found.append(time.process_time() - began)
-    return statistics.median(found[1:])
+        bench.descend(bench.gradient(x, y), 1e-3)
+        times.append(time.process_time() - began)
+    return statistics.median(times[1:])  # kernels are compiled in the first

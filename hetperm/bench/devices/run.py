@@ -10,12 +10,13 @@ from hetperm.bench.devices import benchmark, federated, limits, show
 from hetperm.bench.devices.benchmark import Enforcement, Measured, Say
 from hetperm.bench.devices.clock import Speed
 from hetperm.bench.devices.device import Devices
-from hetperm.bench.devices.limits import MB, MOST_SLACK, Limit
+from hetperm.bench.devices.limits import LARGEST_SLACK, Limit
 from hetperm.bench.devices.options import Options
 from hetperm.config import Config
 from hetperm.profile import Profile
 from hetperm.report import page, pictures
 from hetperm.runs import files
+from hetperm.runs.memory import MB
 from hetperm.runs.setting import one_thread
 
 
@@ -57,7 +58,9 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
         for tier in tiers.tiers:
             say(f"tier {tier.name}: width {tier.width:g} under its limit, and the next larger one")
             verdicts[tier.name] = benchmark.judge(tier, tiers, net, enforcement)
-        speed = Speed.of(measured, batch_size=options.batch_size)
+        # At the largest width: small models are slowed by overhead that is not theirs.
+        largest = measured[max(measured)]
+        speed = Speed.of_step(largest.seconds, macs=largest.cost.macs, batch_size=options.batch_size)
         samples = options.local_steps * options.batch_size
         result = {
             **_described(options, tiers, machinery, enforcement),
@@ -83,11 +86,11 @@ def _enforcement(
     rehearsed: bool,
     unusable: str,
 ) -> Enforcement:
-    slack = 0 if machinery.limit is None else limits.slack([width.beside for width in measured.values()])
-    if slack > MOST_SLACK and not unusable:
+    slack = 0 if machinery.limit is None else limits.slack([width.overhead_bytes for width in measured.values()])
+    if slack > LARGEST_SLACK and not unusable:
         unusable = (
-            f"torch takes up to {slack / MB:.1f} MB beside its tensors, and more than {MOST_SLACK / MB:g} MB of slack "
-            "would prove nothing"
+            f"torch takes up to {slack / MB:.1f} MB beside its tensors, and more than {LARGEST_SLACK / MB:g} MB of "
+            "slack would prove nothing"
         )
     return Enforcement(machinery.devices, machinery.limit, slack, rehearsed, options.device_mb, unusable)
 
@@ -122,7 +125,7 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
     """The parts of the result that come from training."""
     result: dict[str, Any] = {}
     config = _config(options)
-    limited = any(enforcement.room(tier) is not None for tier in tiers.tiers)
+    limited = any(enforcement.allowed_bytes(tier) is not None for tier in tiers.tiers)
     if options.federated and limited and not enforcement.why_not:
         say("hetero-PERM under the limits")
         few = {"epochs": 2, "local_steps": 1, "warmup_rounds": 1, "samples_per_client": 4 * options.batch_size}
@@ -132,8 +135,9 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
         length = {"epochs": options.epochs, "local_steps": options.local_steps, "warmup_rounds": 10}
         size = {"num_clients": options.num_clients, "image_size": options.image_size}
         rows = federated.curves(config.override(**length, **size), tiers, speed, say=say)
-        best = [max(row["accuracy"] for row in rows if row["method"] == method) for method in federated.METHODS]
-        reached = min(best)  # by all of them
+        # The accuracy that all methods reach at some point, so that each has a time to compare.
+        best = [max(row["accuracy"] for row in rows if row["method"] == method) for method in federated.COMPARED]
+        reached = min(best)
         result["curves"] = rows
         result["to_reach"] = {"accuracy": reached, "methods": federated.to_reach(rows, reached)}
     return result
@@ -141,7 +145,7 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
 
 def _config(options: Options) -> Config:
     """What the federated runs have in common."""
-    fine_tuned = [method for method in federated.METHODS if method.endswith("-ft")]
+    fine_tuned = [method for method in federated.COMPARED if method.endswith("-ft")]
     return Config(
         dataset=options.dataset,
         data_dir=options.data_dir,

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from hetperm.bench.devices.limits import MB
 from hetperm.report import pictures, tables
 from hetperm.report.contents import is_blank
 from hetperm.report.grid import Grid, transposed
+from hetperm.runs.memory import MB
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -68,11 +68,11 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
             )
     if result.get("to_reach"):
         reach = result["to_reach"]
-        found = [
-            f"{method} {found['seconds']:,.0f} s and {found['bytes'] / MB:,.0f} MB" if found else f"{method} never"
-            for method, found in reach["methods"].items()
+        prices = [
+            f"{method} {point['seconds']:,.0f} s and {point['bytes'] / MB:,.0f} MB" if point else f"{method} never"
+            for method, point in reach["methods"].items()
         ]
-        lines.append(f"simulated time and traffic to an accuracy of {reach['accuracy']:.2f}: {'; '.join(found)}")
+        lines.append(f"simulated time and traffic to an accuracy of {reach['accuracy']:.2f}: {'; '.join(prices)}")
     return lines
 
 
@@ -101,17 +101,17 @@ def picture(rows: Rows, curves: Rows, *, title: str) -> Figure:
     time.set(ylabel="seconds", yscale="log")
     for method in dict.fromkeys(row["method"] for row in curves):
         last = [row for row in curves if row["method"] == method][-1]
-        found = [last.get(f"accuracy_{row['tier']}") for row in rows]
-        at = [k for k, value in enumerate(found) if not is_blank(value)]
+        scores = [last.get(f"accuracy_{row['tier']}") for row in rows]
+        at = [k for k, value in enumerate(scores) if not is_blank(value)]  # tiers may have no clients
         colour = pictures.COLOURS.get(method)
-        accuracy.plot(width[at], [found[k] for k in at], "o-", color=colour, label=method)
+        accuracy.plot(width[at], [scores[k] for k in at], "o-", color=colour, label=method)
     accuracy.set(ylabel="test accuracy, mean over the tier's clients")
     if not curves:
         accuracy.text(0.5, 0.5, "not trained", transform=accuracy.transAxes, ha="center")
     names: dict[float, list[str]] = {}
     for row in rows:
         names.setdefault(row["width"], []).append(row["tier"])
-    labels = ["\n".join([tables.width_text(each), *tiers]) for each, tiers in names.items()]
+    labels = ["\n".join([tables.width_text(label), *tiers]) for label, tiers in names.items()]
     for axes in (memory, macs, time, accuracy):
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(names), labels, fontsize=8)
@@ -126,12 +126,12 @@ def picture(rows: Rows, curves: Rows, *, title: str) -> Figure:
 
 
 def _budgets(axes, rows: Rows, key: str, label: str) -> None:
-    """Nothing; each tier's budget is a bar across its width."""
+    """Draw each tier's budget as a bar across its width."""
     for row in rows:
         if not is_blank(row.get(key)):
             axes.hlines(row[key], row["width"] / 1.35, row["width"] * 1.35, colors="#CC79A7", linewidth=3, label=label)
             axes.annotate(f"{row[key]:g}", (row["width"] * 1.38, row[key]), size=8, color="#CC79A7", va="center")
-            label = None
+            label = None  # one entry in the legend is enough
 
 
 def curve_picture(curves: Rows, *, title: str) -> Figure:

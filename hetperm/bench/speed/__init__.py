@@ -1,1 +1,1 @@
-"""The benchmark: how fast rounds and epochs are, against a bare torch loop, the paper's literal epoch and peers."""
+"""How fast rounds and epochs are, against a bare torch loop, the paper's literal epoch and peers."""

@@ -1,6 +1,6 @@
 """A PERM epoch against the paper's literal one, in which every model visits every host; and the price of alpha."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,27 +8,29 @@ from typing import Any
 
 from hetperm import mixing
 from hetperm.algorithms.perm import Options, two_stage
-from hetperm.bench.speed.timing import Comparison, median, pinned, seconds
-from hetperm.client import Client
+from hetperm.bench.speed.timing import Comparison, Time, median, pinned, seconds
 from hetperm.config import Config
-from hetperm.device.bench import sgd_update
-from hetperm.engine import Task, choose, engine_for, run_all
+from hetperm.device.gradients import ReportGradient
+from hetperm.device.updates import Sgd
+from hetperm.engine import choice
+from hetperm.engine.task import Engine, Task
 from hetperm.methods import options_for
-from hetperm.randomness import generator_for, seed_for
-from hetperm.runs.setting import Setting, prepare
-from hetperm.runs.training import figures, score
+from hetperm.randomness import generator_for
+from hetperm.runs.scores import figures, score
+from hetperm.runs.setting import Setting, from_config
 from hetperm.server import shuffle
-from hetperm.server.estimate import reported
-from hetperm.server.visits import finite, step_sizes
+from hetperm.server.estimate import collect_reports
+from hetperm.server.federation import Federation
+from hetperm.server.visits import step_sizes
 from hetperm.state import State, tail_begins
 
 PARTITIONS = ("classes:1", "class-groups:2", "label-shift:2")
-ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # where the price of alpha is told
+ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # what the price of alpha is measured on
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The data that epochs run on: MNIST from a folder, or the digits that come with scikit-learn, which are fewer."""
+class Case:
+    """What epochs run on: MNIST from a folder, or the digits that come with scikit-learn, which are fewer."""
 
     data_dir: Path | None
     num_clients: int
@@ -47,79 +49,82 @@ class Problem:
             epochs=self.epochs,
             **changes,
         )
-        return prepare(config)
+        return from_config(config)
 
 
-def literal_epoch(state: State, clients: Sequence[Client], engine, options: Options) -> State:
+def literal_epoch(federation: Federation, state: State, options: Options) -> State:
     r"""The state after all N^2 visits of the paper's ring, K steps each; where alpha is zero, of step size zero."""
-    lr, v, r = step_sizes(state.alpha, options.personal_lr, options.step_rule), list(state.v), state.r
-    for visits in shuffle.rounds_of(shuffle.ring(len(clients), generator_for(options.seed, "schedule", r))):
+    # Written out, and not `personal_epoch` with a ring: that one skips the visits that this is here to pay for.
+    rule, clients, v, r = options.visiting, federation.clients, list(state.v), state.r
+    lr = step_sizes(state.alpha, rule.personal_lr, rule.step_rule)
+    for pairs in shuffle.rounds_of(shuffle.ring(len(clients), generator_for(federation.seed, "schedule", r))):
         tasks = [
             Task(
-                partial(sgd_update, steps=options.local_steps, batch_size=options.batch_size, lr=float(lr[i, j])),
+                Sgd(rule.local_steps, rule.batch_size, float(lr[i, j])),
                 v[i],
                 host=j,
-                seed=seed_for(options.seed, "visit", r, clients[i].key, clients[j].key),
+                seed=federation.seed_for("visit", r, clients[i].key, clients[j].key),
+                label=f"epoch {r}: model {i} at host {j}",
             )
-            for i, j in visits
+            for i, j in pairs
         ]
-        places = [f"epoch {r}: model {i} at host {j}" for i, j in visits]
-        for (i, _), params, place in zip(visits, run_all(engine, tasks, places), places, strict=True):
-            v[i] = finite(params, place)
+        for (i, _), params in zip(pairs, federation.train(tasks), strict=True):
+            v[i] = params
     state = replace(state, v=tuple(v), r=r + 1)
-    return state.averaged(tail_begins(options.tail_average, options.epochs))
+    return state.averaged(tail_begins(options.tail_average, options.epochs), federation.keep)
 
 
-def against_literal(problem: Problem, partition: str, *, engine: str, workers: int) -> dict[str, Any]:
+def against_literal(case: Case, partition: str, *, engine: str, workers: int) -> dict[str, Any]:
     """Times of both epochs from the same models and alpha, in turn, epoch after epoch; and what the models are worth.
 
     Alpha is estimated once, before, and its time counts for neither.
     """
     with pinned(workers):
-        setting = problem.setting(partition)
-        clients, options = setting.clients, options_for("perm-two-stage", setting.config, steps=1)
-        with engine_for(engine, workers, clients, setting.shop) as chosen:
-            begin, epoch, _ = two_stage(clients, chosen, setting.start, options, parts=setting.parts)
-            literal = perm = start = begin()
+        setting = case.setting(partition, engine=engine, workers=workers)
+        options = options_for("perm-two-stage", setting.config, steps=1)
+        with choice.opened(setting.engine, workers, setting.clients, setting.shop) as chosen:
+            federation = _federation(setting, chosen)
+            algorithm = two_stage(federation, setting.start, options)
+            literal = perm = start = algorithm.begin()
             times = []
             for _ in range(options.epochs):
-                slow, literal = _timed(partial(literal_epoch, literal, clients, chosen, options))
-                fast, perm = _timed(partial(epoch, perm))
+                # In turn, each from where it was: a machine that is slow for some seconds is slow for both.
+                slow, literal = _timed(partial(literal_epoch, federation, literal, options))
+                fast, perm = _timed(partial(algorithm.epoch, perm))
                 times.append((slow, fast, slow[0] / fast[0]))
-    found = Comparison(*zip(*times))
-    visits = (perm.work.visits - start.work.visits) // options.epochs
+    comparison = Comparison(*zip(*times))
     return {
-        **_described(setting, engine, workers),
+        **_described(setting),
         "epochs": options.epochs,
-        "visits": visits,
-        "literal_visits": len(clients) ** 2,
-        "speedup": found.ratio,
-        "speedups": found.ratios,
+        "visits": (perm.work.visits - start.work.visits) // options.epochs,
+        "literal_visits": len(setting.clients) ** 2,
+        "speedup": comparison.ratio,
+        "speedups": comparison.ratios,
         "accuracy": _accuracy(setting, perm),
         "literal_accuracy": _accuracy(setting, literal),
-        **found.row("literal", "perm"),
+        **comparison.row("literal", "perm"),
     }
 
 
-def price_of_alpha(problem: Problem, *, engine: str, workers: int, repeats: int) -> dict[str, Any]:
+def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> dict[str, Any]:
     """Times of the estimate of alpha and of the visits of an epoch with K = 20."""
     with pinned(workers):
-        setting = problem.setting(ALPHA_PARTITION, local_steps=ALPHA_STEPS)
-        clients, options = setting.clients, options_for("perm", setting.config, steps=1)
-        with engine_for(engine, workers, clients, setting.shop) as chosen:
-            begin, epoch, _ = two_stage(clients, chosen, setting.start, options, parts=setting.parts)
-            state = begin()
+        setting = case.setting(ALPHA_PARTITION, local_steps=ALPHA_STEPS, engine=engine, workers=workers)
+        options = options_for("perm", setting.config, steps=1)
+        with choice.opened(setting.engine, workers, setting.clients, setting.shop) as chosen:
+            federation = _federation(setting, chosen)
+            algorithm = two_stage(federation, setting.start, options)  # its epochs are visits and nothing else
+            state = algorithm.begin()
 
             def estimate() -> None:
-                zeta, q, n, _ = reported(
-                    state.w, clients, chosen, seed=options.seed, r=0, noise_batches=options.noise_batches
-                )
-                mixing.weights(zeta, q, n, regularization=options.regularization)
+                reports = collect_reports(federation, state, ReportGradient(options.mixing.noise_batches))
+                mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
-            estimates, epochs = zip(*[(seconds(estimate), seconds(partial(epoch, state))) for _ in range(repeats)])
+            visit = partial(algorithm.epoch, state)
+            estimates, epochs = zip(*[(seconds(estimate), seconds(visit)) for _ in range(repeats)])
     (alpha, alpha_cpu), (visits, visits_cpu) = median(estimates), median(epochs)
     return {
-        **_described(setting, engine, workers),
+        **_described(setting),
         "local_steps": ALPHA_STEPS,
         "share_of_epoch": alpha / (alpha + visits),
         "shares": [a / (a + e) for (a, _), (e, _) in zip(estimates, epochs, strict=True)],
@@ -130,23 +135,28 @@ def price_of_alpha(problem: Problem, *, engine: str, workers: int, repeats: int)
     }
 
 
-def _timed(work) -> tuple[tuple[float, float], Any]:
-    """The time of one call, and what it gave."""
-    kept = []
-    return seconds(lambda: kept.append(work())), kept[0]
+def _federation(setting: Setting, engine: Engine) -> Federation:
+    return Federation(setting.clients, engine, setting.slicer, setting.config.seed)
+
+
+def _timed(epoch: Callable[[], State]) -> tuple[Time, State]:
+    """The time of one epoch, and the state after it."""
+    states = []
+    return seconds(lambda: states.append(epoch())), states[0]
 
 
 def _accuracy(setting: Setting, state: State) -> float:
     """Of the models that clients would use, on test data, the mean over clients."""
-    found = score(setting, state.deployed, [1.0] * len(setting.clients), "test", place="benchmark")
-    return figures(setting, *found)["accuracy"]["mean"]
+    scores = score(setting, state.deployed, [1.0] * len(setting.clients), "test", where="benchmark")
+    return figures(setting, *scores)["accuracy"]["mean"]
 
 
-def _described(setting: Setting, engine: str, workers: int) -> dict[str, Any]:
-    clients = setting.clients
+def _described(setting: Setting) -> dict[str, Any]:
+    """What was run."""
+    clients, config = setting.clients, setting.config
     return {
-        "about": f"{setting.dataset} {setting.config.partition}",
+        "about": f"{setting.dataset} {config.partition}",
         "size": f"{len(clients)} clients with {clients[0].n_train} samples",
-        "engine": choose(engine, workers, clients, setting.shop),
-        "cores": workers,
+        "engine": setting.engine,
+        "cores": config.workers,
     }

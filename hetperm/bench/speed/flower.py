@@ -64,10 +64,10 @@ def rounds(grid: Grid, setup: Setup, repeats: int) -> list[Time]:
 
 
 def main(text: str) -> None:
-    """Nothing; the simulation is run."""
+    """Run the simulation and print its times."""
     setup, repeats = asked(text)
     client, server = ClientApp(), ServerApp()
-    found = []
+    times = []
 
     @client.train()
     def _train(message: Message, context: Context) -> Message:
@@ -77,14 +77,14 @@ def main(text: str) -> None:
 
     @server.main()
     def _main(grid: Grid, context: Context) -> None:
-        found.extend(rounds(grid, setup, repeats))
+        times.extend(rounds(grid, setup, repeats))
 
     with pinned(1):
-        bare = [seconds(partial(bare_loop, setup), LEAST) for _ in range(1 + repeats)][1:]
+        bare = [seconds(partial(bare_loop, setup), LEAST) for _ in range(1 + repeats)][1:]  # the first warms up
         one = {"num_cpus": 1}
         run_simulation(server, client, len(setup.clients), backend_config={"init_args": one, "client_resources": one})
         bare += [seconds(partial(bare_loop, setup), LEAST) for _ in range(repeats)]
-    print(json.dumps({"bare": bare, "peer": found}))
+    print(json.dumps({"bare": bare, "peer": times}))
 
 
 if __name__ == "__main__":

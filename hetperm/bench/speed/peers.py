@@ -44,6 +44,7 @@ def against_bare(name: str, workload: Workload, *, repeats: int) -> dict[str, An
 
 def _row(bare: list, peer: list) -> dict[str, Any]:
     (bare_wall, bare_cpu), (wall, cpu) = median(bare), median(peer)
+    # Against the median of the bare loop: Flower's rounds are not timed in turn with it, so there are no pairs.
     return {
         "ratio_to_bare": bare_wall / wall,
         "ratios": [bare_wall / wall for wall, _ in peer],
@@ -94,7 +95,7 @@ def pfl_rounds(setup: Setup) -> tuple[Callable[[], None], Any]:
 
     def advance() -> None:
         nonlocal done
-        done += 1
+        done += 1  # pfl goes on from the round it is at until it has done so many
         rounds = NNAlgorithmParams(
             central_num_iterations=done, evaluation_frequency=10**9, train_cohort_size=len(shards), val_cohort_size=0
         )

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from hetperm.bench.speed.timing import compare, cores, pinned
-from hetperm.bench.speed.workloads import Setup, Workload, bare_loop, build, fedavg_round, how
-from hetperm.engine import choose, engine_for
+from hetperm.bench.speed.workloads import Setup, Workload, bare_loop, build, fedavg_round
+from hetperm.engine import choice
+from hetperm.engine.task import Engine
 from hetperm.randomness import generator_for
 from hetperm.server import shuffle
-from hetperm.server.visits import personal_epoch
+from hetperm.server.visits import Visiting, personal_epoch
 from hetperm.state import State
 
 ROUNDS = 4  # of visits, timed together: what is done once an epoch counts for little, as it does in an epoch
@@ -21,13 +22,14 @@ def against_bare(workload: Workload, *, engine: str, workers: int, runs: int, re
     """Times of a round and of the bare loop, which has one core; ``workers`` is how many cores the round has."""
     with pinned(workers):
         setup = build(workload)
-        with engine_for(engine, workers, setup.clients, setup.shop) as chosen:
-            found = compare(partial(bare_loop, setup), partial(fedavg_round, setup, chosen), runs=runs, repeats=repeats)
+        kind = choice.choose(engine, workers, setup.clients, setup.shop)
+        with choice.opened(kind, workers, setup.clients, setup.shop) as chosen:
+            times = compare(partial(bare_loop, setup), partial(fedavg_round, setup, chosen), runs=runs, repeats=repeats)
     return {
-        **described(setup, engine, workers),
-        "ratio_to_bare": found.ratio,
-        "ratios": found.ratios,
-        **found.row("bare", "round"),
+        **described(setup, kind, workers),
+        "ratio_to_bare": times.ratio,
+        "ratios": times.ratios,
+        **times.row("bare", "round"),
     }
 
 
@@ -36,36 +38,38 @@ def against_fedavg(workload: Workload, *, engine: str, runs: int, repeats: int) 
     with pinned(1):
         setup = build(workload)
         state, rounds = travelling(setup)
-        with engine_for(engine, 1, setup.clients, setup.shop) as chosen:
-            found = compare(
+        kind = choice.choose(engine, 1, setup.clients, setup.shop)
+        with choice.opened(kind, 1, setup.clients, setup.shop) as chosen:
+            times = compare(
                 lambda: [fedavg_round(setup, chosen) for _ in rounds],
                 lambda: visit_rounds(setup, state, rounds, chosen),
                 runs=runs,
                 repeats=repeats,
             )
     return {
-        **described(setup, engine, 1),
+        **described(setup, kind, 1),
         "rounds": len(rounds),
-        "ratio_to_fedavg": 1 / found.ratio,
-        "ratios": [1 / ratio for ratio in found.ratios],
-        **{name: total / len(rounds) for name, total in found.row("fedavg", "visits").items()},
+        # A comparison says how many times faster the visits are; the table, how much longer they take.
+        "ratio_to_fedavg": 1 / times.ratio,
+        "ratios": [1 / ratio for ratio in times.ratios],
+        **{name: total / len(rounds) for name, total in times.row("fedavg", "visits").items()},
     }
 
 
 def travelling(setup: Setup) -> tuple[State, list[shuffle.Round]]:
     """Personal models that are to learn from everybody alike, and the first rounds of their visits."""
     N = len(setup.clients)
+    # In memory of their own, as after an epoch: models that share memory would be kinder to the cache.
     v = tuple({name: x.clone() for name, x in setup.start.items()} for _ in range(N))
     rounds = shuffle.rounds_of(shuffle.ring(N, generator_for(0, "bench", "ring")))[:ROUNDS]
     return State(0, setup.start, v, alpha=torch.full((N, N), 1 / N, dtype=torch.float64)), rounds
 
 
-def visit_rounds(setup: Setup, state: State, rounds: list[shuffle.Round], engine) -> State:
+def visit_rounds(setup: Setup, state: State, rounds: list[shuffle.Round], engine: Engine) -> State:
     """The state after some rounds of visits, each model as many steps a visit as a client takes in a FedAvg round."""
     workload = setup.workload
-    return personal_epoch(
-        state, setup.clients, engine, rounds=rounds, personal_lr=workload.lr, step_rule="max", **how(workload)
-    )
+    rule = Visiting(workload.local_steps, workload.batch_size, personal_lr=workload.lr)
+    return personal_epoch(setup.federation(engine), state, rounds, rule)
 
 
 def described(setup: Setup, engine: str, workers: int) -> Mapping[str, Any]:
@@ -73,7 +77,7 @@ def described(setup: Setup, engine: str, workers: int) -> Mapping[str, Any]:
     return {
         "about": setup.workload.about,
         "size": setup.workload.size,
-        "engine": choose(engine, workers, setup.clients, setup.shop),
+        "engine": engine,
         "cores": workers,
         "pinned": len(cores()) > 0,
     }

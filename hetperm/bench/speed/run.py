@@ -32,7 +32,7 @@ def run(options: Options, *, say: Say) -> Iterator[tuple[str, Figures]]:
 def check_data(options: Options) -> None:
     """Raise an error if the epochs are to be timed on data that are not there: before anything else is timed."""
     if options.data_dir and {"epochs", "alpha"} & set(options.parts):
-        _problem(options).setting(epochs.PARTITIONS[0])
+        _case(options).setting(epochs.PARTITIONS[0])
 
 
 def machine() -> dict[str, Any]:
@@ -73,6 +73,7 @@ def _peer(name: str, options: Options, say: Say) -> Figures:
     about, why_not = peers.PEERS[name], peers.missing(name)
     if why_not:
         return {"about": about, "skipped": why_not}
+    # Peers are timed in one go, as often as all runs together: Flower would start anew for each.
     repeats, rows = options.repetitions["runs"] * options.repetitions["repeats"], {}
     for label, workload in _chosen(options).items():
         if label in peers.PEER_WORKLOADS:
@@ -91,17 +92,17 @@ def _perm_rounds(options: Options, say: Say) -> Figures:
 
 
 def _epochs(options: Options, say: Say) -> Figures:
-    problem, rows = _problem(options), {}
+    case, rows = _case(options), {}
     for partition in epochs.PARTITIONS:
         say(f"epochs of {partition}")
-        rows[partition] = epochs.against_literal(problem, partition, engine=options.engine, workers=options.workers)
+        rows[partition] = epochs.against_literal(case, partition, engine=options.engine, workers=options.workers)
     return rows
 
 
 def _alpha(options: Options, say: Say) -> Figures:
     say("alpha")
     return epochs.price_of_alpha(
-        _problem(options), engine=options.engine, workers=options.workers, repeats=options.repetitions["repeats"]
+        _case(options), engine=options.engine, workers=options.workers, repeats=options.repetitions["repeats"]
     )
 
 
@@ -130,12 +131,12 @@ def _chosen(options: Options) -> dict[str, Workload]:
     return {name: resized(WORKLOADS[name], options.clients or small.get(name)) for name in sorted(options.workloads)}
 
 
-def _problem(options: Options) -> epochs.Problem:
+def _case(options: Options) -> epochs.Case:
     """The data that epochs are timed on."""
     if options.quick:
-        return epochs.Problem(options.data_dir, num_clients=10, warmup_rounds=2, epochs=1)
+        return epochs.Case(options.data_dir, num_clients=10, warmup_rounds=2, epochs=1)
     num_clients = 50 if options.data_dir else 20
-    return epochs.Problem(options.data_dir, num_clients=num_clients, warmup_rounds=30, epochs=options.runs)
+    return epochs.Case(options.data_dir, num_clients=num_clients, warmup_rounds=30, epochs=options.runs)
 
 
 def _processor() -> str:

@@ -55,7 +55,7 @@ class Comparison:
 
 def compare(reference: Callable, ours: Callable, *, runs: int, repeats: int) -> Comparison:
     """Both in turn, ``repeats`` times a run (more if they are done in no time), after a call that does not count."""
-    reference(), ours()
+    reference(), ours()  # caches are filled and kernels chosen
     return Comparison(*zip(*(_run(reference, ours, repeats) for _ in range(runs))))
 
 

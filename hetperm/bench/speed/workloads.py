@@ -9,10 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetperm.client import Client
-from hetperm.device.bench import Params, Workshop, batches
+from hetperm.device.bench import Workshop
+from hetperm.device.updates import Sgd
+from hetperm.engine.task import Engine
+from hetperm.params import Params
 from hetperm.randomness import generator_for
+from hetperm.server.federation import Federation
 from hetperm.server.global_model import local_sgd_round
-from hetperm.server.slicer import Parts
+from hetperm.server.slicer import Slicer
 from submodels import ScalableModel, zoo
 
 SEED = 0
@@ -42,6 +46,11 @@ class Workload:
         """Clients, steps and batch in words."""
         return f"{self.num_clients} clients x {self.local_steps} steps x batch {self.batch_size}"
 
+    @property
+    def update(self) -> Sgd:
+        """What every client does."""
+        return Sgd(self.local_steps, self.batch_size, self.lr)
+
 
 FIVE = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 IMAGE = {"in_channels": 3, "image_size": 32}
@@ -66,9 +75,13 @@ class Setup:
     clients: tuple[Client, ...]
     shop: Workshop
     start: Params
-    parts: Parts
+    slicer: Slicer
     modules: Mapping[float, nn.Module]
     batches: Sequence[Sequence[tuple[Tensor, Tensor]]]
+
+    def federation(self, engine: Engine) -> Federation:
+        """The clients of the workload, with an engine to run their tasks."""
+        return Federation(self.clients, engine, self.slicer, SEED)
 
 
 def build(workload: Workload, *, dtype: torch.dtype = torch.float32) -> Setup:
@@ -80,9 +93,10 @@ def build(workload: Workload, *, dtype: torch.dtype = torch.float32) -> Setup:
     widths = sorted({client.width for client in clients})
     scalable = ScalableModel(model, torch.zeros_like(clients[0].train[0][:1])) if widths != [1.0] else None
     shop = Workshop(model, F.cross_entropy, scalable)
+    # Copies: the bare loop trains its modules on and on, and must not touch the benches of the round.
     modules = {width: shop.copy().at(width).module for width in widths}
-    cut = [_batches(client, workload) for client in clients]
-    return Setup(workload, clients, shop, shop.full.take(), Parts(scalable), modules, cut)
+    pairs = [_batches(client, workload) for client in clients]
+    return Setup(workload, clients, shop, shop.full.take(), Slicer(scalable), modules, pairs)
 
 
 def _client(workload: Workload, j: int, dtype: torch.dtype) -> Client:
@@ -98,32 +112,27 @@ def _batches(client: Client, workload: Workload) -> list[tuple[Tensor, Tensor]]:
     """The batches that `local_sgd_round` draws in round 0."""
     x, y = client.train
     generator = generator_for(SEED, "global", 0, client.key)
-    drawn = batches(len(x), workload.batch_size, workload.local_steps, generator)
-    return [(x[batch], y[batch]) for batch in drawn]
+    return [(x[batch], y[batch]) for batch in workload.update.batches(len(x), generator)]
 
 
-def how(workload: Workload) -> dict[str, Any]:
-    """The settings of local training that rounds share."""
-    return {"seed": SEED, "local_steps": workload.local_steps, "batch_size": workload.batch_size}
-
-
-def fedavg_round(setup: Setup, engine) -> Params:
+def fedavg_round(setup: Setup, engine: Engine) -> Params:
     """The global model after one round: parts cut out, K steps each, averaged."""
-    w, _ = local_sgd_round(
-        setup.start, setup.clients, engine, r=0, lr=setup.workload.lr, parts=setup.parts, **how(setup.workload)
-    )
+    updates = [setup.workload.update] * len(setup.clients)
+    w, _ = local_sgd_round(setup.federation(engine), setup.start, updates, round=0)
     return w
 
 
 def bare_loop(setup: Setup) -> None:
-    """Nothing; modules took the steps of a round as torch alone would: no client, no server, no copy of a model."""
-    optimizers = {w: torch.optim.SGD(each.parameters(), lr=setup.workload.lr) for w, each in setup.modules.items()}
+    """Take the steps of a round as torch alone would: no client, no server, no copy of a model."""
+    lr = setup.workload.lr
+    # Made anew for every round, as clients of a round would; without momentum there is nothing to carry over.
+    optimizers = {width: torch.optim.SGD(module.parameters(), lr=lr) for width, module in setup.modules.items()}
     for client, pairs in zip(setup.clients, setup.batches, strict=True):
         bare_steps(setup.modules[client.width], optimizers[client.width], pairs)
 
 
 def bare_steps(module: nn.Module, optimizer: torch.optim.Optimizer, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Nothing; a module took a step on every batch."""
+    """Take a step on every batch."""
     for x, y in pairs:
         optimizer.zero_grad()
         F.cross_entropy(module(x), y).backward()

@@ -1,4 +1,4 @@
-"""Resources: processes that are really stopped by the operating system, the limited engine, and whole benchmarks."""
+"""The device benchmark, run: processes that the system stops, the limited engine, and whole benchmarks."""
 
 import csv
 import json
@@ -12,17 +12,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hetperm.bench.devices import benchmark, device, limits, measure
+from hetperm.bench.devices import benchmark, device, federated, limits, measure
 from hetperm.bench.devices.device import Devices, Exceeded
 from hetperm.bench.devices.limited import Limited
-from hetperm.bench.devices.limits import MB, DataLimit, choose
+from hetperm.bench.devices.limits import DataLimit, choose
 from hetperm.cli.main import guarded
 from hetperm.cli.resources import main
 from hetperm.client import Client
-from hetperm.device.bench import Workshop, sgd_update
-from hetperm.engine import Sequential, Task
+from hetperm.device.bench import Workshop
+from hetperm.device.gradients import ReportGradient
+from hetperm.device.updates import Sgd
+from hetperm.engine.sequential import Sequential
+from hetperm.engine.task import Task
 from hetperm.report.page import render
-from hetperm.server.estimate import report
+from hetperm.runs.memory import MB
 from submodels import ScalableModel, zoo
 from submodels.cost import count
 
@@ -43,25 +46,25 @@ def test_work_is_done_in_another_process_and_tensors_come_back(devices):
     assert devices.do(os.getpid) != devices.do(os.getpid) != os.getpid()
     x = torch.randn(3, 4).T
     back = devices.do(partial(dict, x=x, y=torch.tensor(2), z=torch.empty(0)))
-    assert {name: tuple(each.shape) for name, each in back.items()} == {"x": (4, 3), "y": (), "z": (0,)}
+    assert {name: tuple(tensor.shape) for name, tensor in back.items()} == {"x": (4, 3), "y": (), "z": (0,)}
     assert torch.equal(back["x"], x)
     assert devices.baseline > 50 * MB
 
 
 @limited
-def test_a_process_that_takes_more_than_its_room_is_seen_to_be_stopped(devices):
-    assert devices.do(partial(benchmark.take, 8 * MB), room=16 * MB, limit=LIMIT) is None
+def test_a_process_that_takes_more_than_it_is_allowed_is_seen_to_be_stopped(devices):
+    assert devices.do(partial(benchmark.take, 8 * MB), allowed=16 * MB, limit=LIMIT) is None
     with pytest.raises(Exceeded, match=r"refused memory|killed"):
-        devices.do(partial(benchmark.take, 24 * MB), room=16 * MB, limit=LIMIT)
+        devices.do(partial(benchmark.take, 24 * MB), allowed=16 * MB, limit=LIMIT)
     with pytest.raises(Exceeded, match=r"refused memory|killed"):
-        devices.do(partial(torch.ones, 24 * MB // 4), room=16 * MB, limit=LIMIT)
+        devices.do(partial(torch.ones, 24 * MB // 4), allowed=16 * MB, limit=LIMIT)
     assert benchmark.holds(devices, LIMIT)
 
 
 def test_a_killed_process_is_seen_to_be_killed_and_the_next_one_is_well(devices):
     die = partial(signal.raise_signal, signal.SIGKILL)
     with pytest.raises(Exceeded, match=r"^killed \(SIGKILL\)$"):
-        devices.do(die, room=10**9)
+        devices.do(die, allowed=10**9)
     with pytest.raises(RuntimeError, match="a process without a limit was killed"):
         devices.do(die)
     with pytest.raises(RuntimeError, match=r"^invalid literal"):
@@ -70,8 +73,8 @@ def test_a_killed_process_is_seen_to_be_killed_and_the_next_one_is_well(devices)
 
 
 class NeverHolds(DataLimit):
-    def enter(self, room):
-        """Nothing, as on a system that ignores limits."""
+    def enter(self, allowed):
+        """Do nothing, as a system that ignores limits."""
 
 
 def test_a_limit_that_does_nothing_is_found_out(devices):
@@ -97,8 +100,8 @@ def net():
 @limited
 def test_what_is_predicted_is_what_a_process_takes(devices, net):
     for width in (1.0, 0.25):
-        found = measure.watched
-        peak = devices.do(partial(found, measure.training(net.at(width), net.example, batch_size=10, steps=1), LIMIT))
+        work = measure.training(net.at(width), net.example, batch_size=10, steps=1)
+        peak = devices.do(partial(measure.watched, work, LIMIT))
         assert abs(peak.resident - net.cost(width).train_bytes) < 4 * MB
         assert abs(peak.charged - net.cost(width).train_bytes) < 4 * MB
 
@@ -122,16 +125,13 @@ def test_a_wider_model_is_stopped_by_a_limit_that_the_narrow_one_keeps(devices):
 @pytest.fixture(scope="module")
 def people(net):
     x = torch.randn(2, 20, 1, 16, 16, generator=torch.Generator().manual_seed(1))
-    clients = [
-        Client((each, torch.arange(20) % 4), test=(each, torch.arange(20) % 4), width=w)
-        for each, w in zip(x, (1, 0.25))
-    ]
+    y = torch.arange(20) % 4
+    clients = [Client((inputs, y), test=(inputs, y), width=width) for inputs, width in zip(x, (1, 0.25))]
     return clients, Workshop(net.module, F.cross_entropy, net.scalable)
 
 
 def tasks_for(shop: Workshop) -> list[Task]:
-    train = partial(sgd_update, steps=3, batch_size=8, lr=0.1)
-    tell = partial(report, noise_batches=4, sketch=None, sketch_seed=0)
+    train, tell = Sgd(steps=3, batch_size=8, lr=0.1), ReportGradient(batches=4)
     whole, part = (shop.at(width).take() for width in (1.0, 0.25))
     return [
         Task(train, whole, host=0, seed=1),
@@ -143,7 +143,7 @@ def tasks_for(shop: Workshop) -> list[Task]:
 def test_the_limited_engine_gives_the_same_numbers_bit_by_bit(devices, people):
     clients, shop = people
     tasks = tasks_for(shop)
-    engine = Limited(clients, shop, devices, rooms=[64 * MB, 32 * MB], limit=LIMIT)
+    engine = Limited(clients, shop, devices, allowed=[64 * MB, 32 * MB], limit=LIMIT)
     ours, theirs = engine.run(tasks), Sequential(clients, shop).run(tasks)
     for one, two in zip(ours[:2], theirs[:2], strict=True):
         assert list(one) == list(two)
@@ -156,7 +156,7 @@ def test_the_limited_engine_gives_the_same_numbers_bit_by_bit(devices, people):
 @limited
 def test_a_task_that_its_host_cannot_hold_is_a_failure(devices, people):
     clients, shop = people
-    engine = Limited(clients, shop, devices, rooms=[64 * MB, 1000], limit=LIMIT)
+    engine = Limited(clients, shop, devices, allowed=[64 * MB, 1000], limit=LIMIT)
     fitting, failed, _ = engine.run(tasks_for(shop))
     assert isinstance(fitting, dict)
     assert isinstance(failed.error, Exceeded)
@@ -201,7 +201,8 @@ def bench(devices, tmp_path, monkeypatch, capsys):
 
 @limited
 @pytest.mark.slow
-def test_every_tier_fits_and_everything_is_written(bench):
+def test_every_tier_fits_and_everything_is_written(bench, monkeypatch):
+    monkeypatch.setattr(federated, "FINE_TUNING", 2)
     short = ["--epochs", "1", "--num-clients", "4", "--local-steps", "1", "--image-size", "8"]
     status, said, _, folder = bench(*short)
     assert status == 0, said

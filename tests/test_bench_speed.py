@@ -1,4 +1,4 @@
-"""The benchmark: both sides of every comparison do the same work, and what was run is written. No times are judged."""
+"""The speed benchmark: both sides of a comparison do the same work, and it is written. No times are judged."""
 
 import dataclasses
 import json
@@ -8,17 +8,19 @@ from functools import partial
 import pytest
 import torch
 
-from hetperm.algorithms.perm import two_stage
+from hetperm.algorithms.perm import begin
 from hetperm.bench.speed import epochs, options, output, peers, rounds, run, scaling, timing
 from hetperm.bench.speed.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
 from hetperm.cli.bench import main
 from hetperm.cli.main import guarded
-from hetperm.engine import Sequential, engine_for
+from hetperm.engine import choice
+from hetperm.engine.sequential import Sequential
 from hetperm.methods import options_for
 from hetperm.randomness import generator_for
 from hetperm.runs.setting import Setting
 from hetperm.server import shuffle
-from hetperm.server.global_model import covered_mean, handed_out
+from hetperm.server.federation import Federation
+from hetperm.server.global_model import covered_mean
 from hetperm.server.visits import personal_epoch
 
 FLOAT = torch.float64
@@ -48,7 +50,7 @@ def bare_models(setup) -> list:
     models = []
     for client, pairs in zip(setup.clients, setup.batches, strict=True):
         module = setup.modules[client.width]
-        module.load_state_dict(setup.parts.cut(setup.start, setup.parts.index(client.width)), strict=False)
+        module.load_state_dict(setup.slicer.cut(setup.start, setup.slicer.index(client.width)), strict=False)
         bare_steps(module, torch.optim.SGD(module.parameters(), lr=setup.workload.lr), pairs)
         models.append({name: p.detach().clone() for name, p in module.named_parameters()})
     return models
@@ -58,7 +60,7 @@ def bare_models(setup) -> list:
 
 
 def test_the_workloads_are_those_that_were_promised():
-    sizes = {name: (each.num_clients, each.local_steps, each.batch_size) for name, each in WORKLOADS.items()}
+    sizes = {name: (work.num_clients, work.local_steps, work.batch_size) for name, work in WORKLOADS.items()}
     assert sizes == {"W1": (50, 20, 32), "W2": (50, 20, 32), "W3": (6, 20, 32), "W4": (10, 2, 10)}
     params = {name: build(small(name)).start for name in ("W1", "W2")}
     assert sum(x.numel() for x in params["W1"].values()) == 60 * 10 + 10
@@ -75,10 +77,9 @@ def test_the_workloads_are_those_that_were_promised():
 )
 def test_a_round_and_the_bare_loop_come_to_the_same_model(name, engine):
     setup = build(small(name), dtype=FLOAT)
-    with engine_for(engine, 1, setup.clients, setup.shop) as chosen:
-        ours = fedavg_round(setup, chosen)
-    indices = handed_out(setup.clients, setup.parts, "static", seed=0, r=0)
-    bare = covered_mean(setup.start, bare_models(setup), indices, setup.clients, setup.parts)
+    with choice.opened(engine, 1, setup.clients, setup.shop) as chosen:
+        federation, ours = setup.federation(chosen), fedavg_round(setup, chosen)
+    bare = covered_mean(federation, setup.start, bare_models(setup), federation.handed_out("static", 0))
     for key, x in ours.items():
         assert not torch.equal(x, setup.start[key]), key
         torch.testing.assert_close(x, bare[key], rtol=1e-9, atol=1e-9)
@@ -101,7 +102,7 @@ def test_rounds_of_visits_take_as_many_steps_as_fedavg_rounds():
     moved = rounds.visit_rounds(setup, state, plan, visits)
     assert len(visits.tasks) == len(fedavg.tasks) == rounds.ROUNDS * len(setup.clients)
     assert sorted(task.host for task in visits.tasks) == sorted(task.host for task in fedavg.tasks)
-    assert {task.update.keywords["steps"] for task in visits.tasks} == {setup.workload.local_steps}
+    assert {task.update.steps for task in visits.tasks} == {setup.workload.local_steps}
     assert moved.work.client_steps == len(visits.tasks) * setup.workload.local_steps
 
 
@@ -111,13 +112,12 @@ def test_rounds_of_visits_take_as_many_steps_as_fedavg_rounds():
 @pytest.fixture(scope="module")
 def grouped() -> Setting:
     """Digits in two groups with different labellings."""
-    return epochs.Problem(None, num_clients=4, warmup_rounds=2, epochs=1).setting("label-shift:2", dtype="float64")
+    return epochs.Case(None, num_clients=4, warmup_rounds=2, epochs=1).setting("label-shift:2", dtype="float64")
 
 
-def perm_state(setting: Setting, engine):
-    options = options_for("perm-two-stage", setting.config, steps=1)
-    begin, _, _ = two_stage(setting.clients, engine, setting.start, options, parts=setting.parts)
-    state, options = begin(), dataclasses.replace(options, local_steps=2)
+def perm_state(setting: Setting, federation: Federation):
+    options = options_for("perm-two-stage", setting.config.override(local_steps=2), steps=1)
+    state = begin(federation, setting.start, options)
     # the groups, whatever the estimate says of so little training
     alpha = torch.tensor([[float(a.group == b.group) for b in setting.clients] for a in setting.clients])
     return dataclasses.replace(state, alpha=alpha / alpha.sum(1, keepdim=True)), options
@@ -125,22 +125,14 @@ def perm_state(setting: Setting, engine):
 
 def test_a_literal_epoch_makes_all_visits_and_gives_the_models_of_those_with_weight(grouped):
     engine = Counting(grouped.clients, grouped.shop)
-    state, options = perm_state(grouped, engine)
+    federation = Federation(grouped.clients, engine, seed=grouped.config.seed)
+    state, options = perm_state(grouped, federation)
     N, engine.tasks = len(grouped.clients), []
-    literal = epochs.literal_epoch(state, grouped.clients, engine, options)
+    literal = epochs.literal_epoch(federation, state, options)
     assert len(engine.tasks) == N * N
-    assert sum(task.update.keywords["lr"] == 0 for task in engine.tasks) == N * N // 2
-    same_order = personal_epoch(
-        state,
-        grouped.clients,
-        engine,
-        rounds=shuffle.rounds_of(shuffle.ring(N, generator_for(options.seed, "schedule", 0))),
-        seed=options.seed,
-        local_steps=options.local_steps,
-        batch_size=options.batch_size,
-        personal_lr=options.personal_lr,
-        step_rule=options.step_rule,
-    )
+    assert sum(task.update.lr == 0 for task in engine.tasks) == N * N // 2
+    ring = shuffle.rounds_of(shuffle.ring(N, generator_for(federation.seed, "schedule", 0)))
+    same_order = personal_epoch(federation, state, ring, options.visiting)
     assert len(engine.tasks) == N * N + N * N // 2
     assert literal.r == 1
     for ours, theirs in zip(same_order.v, literal.v, strict=True):
@@ -232,7 +224,9 @@ def test_a_quick_run_writes_the_ratio_of_every_workload(tmp_path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path):
+def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "QUICK_SIZES", (10,))
+    monkeypatch.setattr(epochs, "PARTITIONS", ("classes:1",))
     main(["--quick", "--parts", "epochs,alpha,scaling", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["epochs"].keys() == set(epochs.PARTITIONS)
@@ -240,10 +234,10 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path):
         assert row["literal_visits"] == 100 > row["visits"]
         assert 0 < row["accuracy"] <= 1
     assert 0 < results["alpha"]["share_of_epoch"] < 1
-    small, large = results["scaling"]
-    assert (small["num_clients"], large["num_clients"]) == (10, 20)
-    assert large["peak_mb"] > large["imports_mb"] > 0
-    assert large["models_mb"] == 2 * small["models_mb"]
+    (row,) = results["scaling"]
+    assert row["num_clients"] == 10
+    assert row["peak_mb"] > row["imports_mb"] > 0
+    assert row["models_mb"] * 2**20 == 10 * 4 * (60 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
     assert "digits classes:1" in (tmp_path / "table.md").read_text()
 
 

@@ -1,44 +1,44 @@
-"""Resources: limits, slack and the simulated clock by hand; which limit is chosen, and what is said if none is."""
+"""The device benchmark by hand: limits, slack, the simulated clock, and which limit is chosen."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from hetperm.bench.devices import limits
-from hetperm.bench.devices.clock import Clock, Speed, samples_of, size
+from hetperm.bench.devices.clock import Clock, Speed, size
 from hetperm.bench.devices.federated import points, to_reach
-from hetperm.bench.devices.limits import MB, Cgroup, DataLimit, Unusable
-from hetperm.device.bench import full_gradient, ordered_update, sgd_update
+from hetperm.bench.devices.limits import Cgroup, DataLimit, Unusable
+from hetperm.device.gradients import BatchGradient, FullGradient, Report, ReportGradient
+from hetperm.device.updates import Ordered, Sgd
+from hetperm.device.wire import UPDATES
 from hetperm.engine.task import Failure, Task
 from hetperm.profile import Tier
-from hetperm.server.estimate import Report, report
-from hetperm.server.global_model import batch_gradient
+from hetperm.runs.memory import MB
 
 # Limits
 
 
 @pytest.mark.parametrize(
-    ("beside", "quarters"),
+    ("overheads", "quarters"),
     [([], 2), ([0], 2), ([-3 * MB], 2), ([MB], 6), ([MB, MB + 1], 7), ([7 * MB, MB], 30)],
 )
-def test_slack_is_the_most_beside_tensors_and_half_a_mb_in_quarters(beside, quarters):
-    assert limits.slack(beside) == quarters * MB // 4
+def test_slack_is_the_most_beside_tensors_and_half_a_mb_in_quarters(overheads, quarters):
+    assert limits.slack(overheads) == quarters * MB // 4
 
 
-def test_room_is_budget_and_slack_or_what_a_device_has_left():
-    assert limits.room(2.5, MB) == 3.5 * MB
-    assert limits.room(2.5, MB, baseline=100 * MB, device_mb=200) == 3.5 * MB
-    assert limits.room(2.5, MB, baseline=100 * MB, device_mb=102) == 2 * MB
+def test_what_is_allowed_is_budget_and_slack_or_what_a_device_has_left():
+    assert limits.allowed_bytes(2.5, MB) == 3.5 * MB
+    assert limits.allowed_bytes(2.5, MB, baseline=100 * MB, device_mb=200) == 3.5 * MB
+    assert limits.allowed_bytes(2.5, MB, baseline=100 * MB, device_mb=102) == 2 * MB
 
 
 def test_a_device_below_the_baseline_is_explained():
     with pytest.raises(
         ValueError, match=r"a limit of 99 MB is below what Python and torch take .* 100 MB; raise --dev"
     ):
-        limits.room(2.5, MB, baseline=100 * MB, device_mb=99)
+        limits.allowed_bytes(2.5, MB, baseline=100 * MB, device_mb=99)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_process_enters_a_group_of_its_own_with_its_limit(groups):
     assert (group / "memory.max").read_text() == str(5 * MB)
     assert (group / "cgroup.procs").read_text() == str(os.getpid())
     (group / "memory.peak").write_text("123\n")
-    assert limit.most() == 123
+    assert limit.peak() == 123
     limit.leave(pid=1)  # it has no group
 
 
@@ -146,7 +146,7 @@ def params(numbers: int) -> dict[str, torch.Tensor]:
 
 
 def training(host: int, width: float, numbers: int) -> Task:
-    return Task(partial(sgd_update, steps=5, batch_size=10, lr=0.1), params(numbers), host=host, seed=0, width=width)
+    return Task(Sgd(steps=5, batch_size=10, lr=0.1), params(numbers), host=host, seed=0, width=width)
 
 
 @pytest.fixture
@@ -178,23 +178,20 @@ def test_tasks_of_one_host_follow_each_other_and_an_empty_round_takes_no_time(cl
     assert clock.seconds == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("update", "samples"),
-    [
-        (partial(sgd_update, steps=3, batch_size=4, lr=1), 12),
-        (partial(sgd_update, steps=3, batch_size=40, lr=1), 60),
-        (partial(batch_gradient, batch_size=8), 8),
-        (full_gradient, 20),
-        (partial(partial(report, noise_batches=8), places=None), 20),
-    ],
-)
-def test_the_clock_knows_how_many_samples_each_kind_of_work_takes(update, samples):
-    assert samples_of(Task(update, {}, host=0, seed=0), n=20) == samples
-
-
-def test_the_clock_refuses_work_that_it_cannot_time():
-    with pytest.raises(ValueError, match="does not know how long ordered_update takes; it knows sgd_update, "):
-        samples_of(Task(partial(ordered_update, steps=1), {}, host=0, seed=0), n=20)
+def test_the_clock_asks_every_kind_of_work_how_many_samples_it_takes(clock):
+    updates = {
+        Sgd(steps=3, batch_size=4, lr=1): 12,
+        Sgd(steps=3, batch_size=400, lr=1): 300,
+        Ordered(steps=3, batch_size=4, lr=1, widths=(1.0,)): 12,
+        BatchGradient(batch_size=8): 8,
+        FullGradient(): 100,
+        ReportGradient(batches=8): 100,
+    }
+    for update, samples in updates.items():
+        before = clock.seconds
+        clock.run([Task(update, {}, host=0, seed=0)])
+        assert clock.seconds - before == pytest.approx(samples * 4e6 * 1e-9), update
+    assert all(callable(kind.samples) for kind in UPDATES.values())  # whatever a method hands out can be timed
 
 
 def test_bytes_are_those_of_the_tensors():

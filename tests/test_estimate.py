@@ -1,0 +1,142 @@
+"""What the server learns about its clients: gradients at common or own parts, their distances and their noise."""
+
+import itertools
+
+import pytest
+import torch
+from federation import (
+    CLASSES,
+    FULL,
+    HIDDEN,
+    SEED,
+    engine_that_records,
+    make_clients,
+    make_federation,
+    make_method,
+    make_shop,
+    scalable,
+    start,
+)
+from reference import hetero
+from reference_inputs import as_list, as_shards, kept
+from torch import nn
+
+from hetperm.device.gradients import ReportGradient
+from hetperm.mixing import discrepancy
+from hetperm.params import NotFinite, flat
+from hetperm.randomness import generator_for, seed_for
+from hetperm.server.estimate import collect_reports, positions
+from hetperm.server.slicer import Slicer
+from hetperm.state import State, Work
+from submodels import WHOLE
+
+EVERYTHING = [list(range(size)) for size in HIDDEN]
+
+
+def units_of(index):
+    return EVERYTHING if index is WHOLE else kept(index)
+
+
+def test_the_part_that_a_client_reports_is_the_gradient_of_the_masked_model():
+    clients, slicer, d = make_clients(), Slicer(scalable()), sum(x.numel() for x in start().values())
+    for i, extraction in itertools.product((0, 1, 3), ("static", "random", "rolling")):
+        client = clients[i]
+        index = slicer.index(client.width, extraction, seed=SEED, round=5, key=(client.key,))
+        assert (index is WHOLE) == (client.width == 1)
+        part, at = slicer.cut(start(), index), positions(start(), index)
+        bench = make_shop().at(client.width)
+        expected = flat(hetero.gradient(as_list(start()), units_of(index), as_shards(clients)[i]))
+        sent = {"positions": at} | part
+        got = ReportGradient(3, whole_size=d)(bench, sent, client.train, generator_for(0, "p"))
+        torch.testing.assert_close(got.gradient, expected, rtol=0, atol=1e-13)
+        outside = torch.ones(d, dtype=torch.bool).index_fill(0, at, False)
+        assert len(at) == len(at.unique()) == sum(x.numel() for x in part.values())
+        assert bool((got.gradient[outside] == 0).all())
+        assert torch.equal(flat(list(start().values()))[at], flat(list(part.values())))
+        update = ReportGradient(3, sketch=16, sketch_seed=9, whole_size=d)
+        small = update(bench, sent, client.train, generator_for(0, "p"))
+        assert torch.equal(small.gradient, discrepancy.sketch(got.gradient, 16, 9)) and small.noise == got.noise
+
+
+@pytest.mark.parametrize("sketch", [None, 64])
+def test_masked_discrepancies_are_those_of_embedded_gradients(sketch):
+    clients = make_clients()
+    federation = make_federation(clients)
+    update = ReportGradient(3, sketch=sketch)
+    reports = collect_reports(federation, State(1, start(), ()), update, compare="masked", extraction="random")
+    gradients = []
+    for client, shard in zip(clients, as_shards(clients), strict=True):
+        index = federation.slicer.index(client.width, "random", seed=SEED, round=1, key=(client.key,))
+        g = flat(hetero.gradient(as_list(start()), units_of(index), shard))
+        gradients.append(discrepancy.sketch(g, sketch, seed_for(SEED, "sketch")) if sketch else g)
+    expected = torch.stack([torch.stack([(a - b).square().sum() for b in gradients]) for a in gradients])
+    torch.testing.assert_close(reports.zeta, expected, rtol=0, atol=1e-12)
+
+
+def test_the_probe_is_the_part_that_the_smallest_client_can_hold():
+    recording, tasks = engine_that_records()
+    clients = make_clients((1.0, 0.5, 0.5, 0.25))
+    reports = collect_reports(make_federation(clients, engine=recording), State(0, start(), ()), ReportGradient(3))
+    assert [task.width for task in tasks] == [0.25] * 4
+    units = hetero.first(0.25, HIDDEN)
+    gradients = [flat(hetero.gradient(as_list(start()), units, shard)) for shard in as_shards(clients)]
+    expected = torch.stack([torch.stack([(a - b).square().sum() for b in gradients]) for a in gradients])
+    torch.testing.assert_close(reports.zeta, expected, rtol=0, atol=1e-12)
+    assert reports.n.tolist() == [9, 7, 12, 8]
+
+
+def test_bytes_of_reports_by_hand():
+    """The probe has 10 + 2 + 4 + 2 + 6 + 3 numbers of 8 bytes; noise and n_i are 16 bytes a client."""
+    federation = make_federation(make_clients())
+    plain = collect_reports(federation, State(0, start(), ()), ReportGradient(3))
+    sketched = collect_reports(federation, State(0, start(), ()), ReportGradient(3, sketch=16))
+    assert plain.work == Work(rounds=1, bytes_down=4 * 27 * 8, bytes_up=4 * (27 * 8 + 16))
+    assert sketched.work == Work(rounds=1, bytes_down=4 * 27 * 8, bytes_up=4 * (16 * 8 + 16))
+
+
+def test_the_noise_of_a_client_of_one_sample_is_that_of_others_and_unknown_if_nobody_has_two():
+    reports = [
+        collect_reports(make_federation(make_clients(FULL, sizes=sizes)), State(0, start(), ()), ReportGradient(3))
+        for sizes in ((9, 1, 12, 8), (1, 1, 1, 1))
+    ]
+    assert reports[0].q.isfinite().all() and (reports[0].q > 0).all() and reports[1].q is None
+
+
+def test_an_unknown_comparison_is_refused_by_name():
+    with pytest.raises(ValueError, match="unknown discrepancy 'cosine'; use 'probe' or 'masked'"):
+        collect_reports(make_federation(make_clients()), State(0, start(), ()), ReportGradient(3), compare="cosine")
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_epoch_and_client():
+    w = start() | {"4.bias": torch.full((CLASSES,), float("inf"), dtype=torch.float64)}
+    with pytest.raises(NotFinite, match=r"^epoch 3: client 0: the gradient is not finite"):
+        collect_reports(make_federation(make_clients()), State(3, w, ()), ReportGradient(3))
+
+
+# Complexity in the weights
+
+
+def test_widths_of_the_same_size_have_the_same_complexity():
+    """0.07 and 0.0625 of eight channels are one channel: architectures do not differ, so neither do costs."""
+    a, b = (make_method("perm", make_clients(widths)).begin() for widths in ((0.07, 0.0625, 0.07, 0.0625), (0.07,) * 4))
+    assert torch.equal(a.alpha, b.alpha)
+
+
+def test_the_complexity_that_counts_is_that_of_the_personal_models():
+    """With everybody as small as the smallest client there is nothing to tell hosts apart by."""
+    smallest = {"personal_width": "smallest"}
+    one, other = (make_method("perm", make_clients(), vc_weight=weight, **smallest).begin() for weight in (0.0, 9.0))
+    assert torch.equal(one.alpha, other.alpha)
+    assert not torch.equal(one.alpha, make_method("perm", make_clients(), vc_weight=9.0).begin().alpha)
+
+
+def test_micro_batches_of_a_model_with_batch_norm_have_two_samples_at_least():
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, CLASSES))
+
+    client, bench = make_clients()[1], make_shop(normed, cut=False).full  # seven samples
+    update = ReportGradient(8)
+    assert update(bench, start(normed), client.train, generator_for(0, "m")).noise > 0
+    three = tuple(tensor[:3] for tensor in client.train)
+    noise = update(bench, start(normed), three, generator_for(0, "m")).noise
+    assert noise != noise  # one batch of three has no spread: nan
