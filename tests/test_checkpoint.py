@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from hetperm.engine.processes import SharedBuffer
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved, changed, load, save
 from hetperm.state import State, Work
@@ -120,18 +121,24 @@ def test_what_is_loaded_is_what_was_saved(tmp_path_factory, state, history, fini
     assert (back.finished, bits(back.extra)) == (finished, bits(extra))
 
 
+def one_number_each() -> dict[str, torch.Tensor]:
+    """Tensors that count as contiguous, so that nothing copies them and their strides reach the view as bytes."""
+    corner, column = torch.arange(4.0).reshape(2, 2)[1:, 1:], torch.arange(6, dtype=torch.float64)[4::3]
+    assert (corner.stride(), column.stride()) == ((2, 1), (3,)) and column.is_contiguous()
+    return {"corner": corner, "column": column, "scalar": torch.tensor([5, 7])[1]}
+
+
 def test_tensors_of_one_number_are_saved_whatever_their_stride(tmp_path):
-    # They count as contiguous and are not copied, so their strides reach the view as bytes.
-    w = {
-        "corner": torch.arange(4.0).reshape(2, 2)[1:, 1:],
-        "column": torch.arange(6, dtype=torch.float64)[4::3],
-        "scalar": torch.tensor([5, 7])[1],
-    }
-    assert (w["corner"].stride(), w["column"].stride()) == ((2, 1), (3,)) and w["column"].is_contiguous()
+    w = one_number_each()
     save(tmp_path / "x", Saved(State(0, w, ({"row": torch.ones(3, 1)[1:2, 0]},))))
     state = load(tmp_path / "x").state
     assert bits(state.w) == bits(w)
     assert bits(state.v) == bits(({"row": torch.ones(1)},))
+
+
+def test_tensors_of_one_number_pass_between_processes_whatever_their_stride():
+    buffer, w = SharedBuffer(256), one_number_each()
+    assert bits(buffer.read(buffer.write(w))) == bits(w)
 
 
 def test_a_history_keeps_what_json_has_no_word_for(tmp_path):
