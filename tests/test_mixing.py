@@ -367,11 +367,11 @@ def test_alpha_in_blocks_of_rows_is_the_whole_alpha(options, monkeypatch):
     options |= {"vc": torch.arange(1, 21) ** 2, "vc_weight": 0.05}
     whole = mixing.weights(zeta, q, n, **options)
     monkeypatch.setattr(solver, "ENTRIES", 60)
-    parts = list(mixing.blocks(zeta, q, n, **options))
+    parts = list(mixing.weights_by_rows(zeta, q, n, **options))
     assert [len(part) for part in parts] == [3] * 6 + [2]
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(mixing.weights(zeta, q, n, **options), whole)
-    assert torch.equal(mixing.sparse(mixing.blocks(zeta, q, n, **options)).to_dense(), whole)
+    assert torch.equal(mixing.sparse(mixing.weights_by_rows(zeta, q, n, **options)).to_dense(), whole)
 
 
 def test_the_sparse_form_holds_the_nonzero_entries_only():

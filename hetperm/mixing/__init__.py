@@ -8,11 +8,10 @@ from hetperm.mixing.reading import (
     self_weight,
     sparse,
 )
-from hetperm.mixing.solver import SPARSE_FROM, blocks, descend, level, noise, solve, sparse_weights, weights
+from hetperm.mixing.solver import SPARSE_FROM, descend, level, noise, solve, sparse_weights, weights, weights_by_rows
 
 __all__ = [
     "SPARSE_FROM",
-    "blocks",
     "descend",
     "effective_partners",
     "level",
@@ -25,4 +24,5 @@ __all__ = [
     "sparse",
     "sparse_weights",
     "weights",
+    "weights_by_rows",
 ]

@@ -10,7 +10,7 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
     """Alpha as a sparse tensor that holds the non-zero entries only.
 
     Args:
-        alpha: (N, N), or the `blocks` of its rows.
+        alpha: (N, N), or blocks of its rows, as `weights_by_rows` gives them.
 
     Example:
         >>> sparse(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).indices()

@@ -97,7 +97,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     lam = lam.expand(shape[:-1]).reshape(-1, 1)
     c = c.detach().reshape(-1, N)
     out = torch.empty_like(c, dtype=c.dtype if c.is_floating_point() else torch.get_default_dtype())
-    for rows in _blocks(len(c), N):
+    for rows in _row_slices(len(c), N):
         block = c[rows].double()
         _finite("cost", block, rows.start)
         # A constant added to a row moves tau and no weight; without it the digits of the differences count.
@@ -185,14 +185,16 @@ def weights(
                 [0.2500, 0.7500, 0.0000],
                 [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
-    parts = blocks(zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps)
+    parts = weights_by_rows(
+        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps
+    )
     alpha = torch.empty(zeta.shape, dtype=torch.float64, device=zeta.device)
-    for rows, part in zip(_blocks(*zeta.shape), parts, strict=True):
+    for rows, part in zip(_row_slices(*zeta.shape), parts, strict=True):
         alpha[rows] = part
     return alpha
 
 
-def blocks(
+def weights_by_rows(
     zeta: Tensor,
     q: Tensor | None,
     n: Tensor,
@@ -204,7 +206,7 @@ def blocks(
 ) -> Iterator[Tensor]:
     """The rows of `weights` in blocks (rows, N), one after another: for an alpha that is too large to hold whole.
 
-    ``sparse(blocks(...))`` holds its non-zero entries. The arguments are those of `weights`.
+    ``sparse(weights_by_rows(...))`` holds its non-zero entries. The arguments are those of `weights`.
     """
     zeta, q, n = _estimates(zeta, q, n)
     if isinstance(regularization, str) and regularization not in ("noise", "level"):
@@ -232,7 +234,7 @@ def blocks(
             return _below(c, n, LEVEL * _noise_of_a_distance(zeta, q))
         return solve(c, n, lam) if alpha_steps is None else descend(c, n, lam, alpha_steps)
 
-    return map(part, _blocks(*zeta.shape))
+    return map(part, _row_slices(*zeta.shape))
 
 
 def _lam(zeta: Tensor, q: Tensor, n: Tensor) -> float:
@@ -268,15 +270,15 @@ def _total(x: Tensor) -> float:
     return math.fsum(x.tolist())  # rounds once: the order of the clients does not matter
 
 
-def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **how: Any) -> Tensor:
+def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
     """The mixing weights of `weights`, with the same arguments, as a sparse tensor that was never dense."""
-    return sparse(blocks(zeta, q, n, **how))
+    return sparse(weights_by_rows(zeta, q, n, **options))
 
 
 # Borders
 
 
-def _blocks(rows: int, N: int) -> list[slice]:
+def _row_slices(rows: int, N: int) -> list[slice]:
     """Slices of rows with at most ``ENTRIES`` entries each, one row at least."""
     step = max(1, ENTRIES // N)
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
