@@ -109,6 +109,25 @@ def test_every_script_that_the_makefile_runs_exists():
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
 
 
+def links(text: str) -> list[str]:
+    """Where the links and pictures of a Markdown page go, but for addresses and headings."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.S))
+    return [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+
+
+def test_links_are_read_from_text_and_not_from_code():
+    assert links("[a](b.md#c) ![d](e.png) [f](https://g) [h](#i)\n```\n[j](k)\n```") == ["b.md", "e.png"]
+
+
+def test_every_link_of_the_documentation_leads_to_a_file():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "submodels" / "README.md"]
+    broken = {
+        page.name: [link for link in links(page.read_text()) if not (page.parent / link).exists()] for page in pages
+    }
+    assert not {name: targets for name, targets in broken.items() if targets}
+    assert sum(len(links(page.read_text())) for page in pages) > 20
+
+
 # Machine paths
 
 EVERYWHERE = {"/", "/home", "/Users", "/tmp", "/var/tmp", "/opt", "/srv", "/mnt", tempfile.gettempdir()}
