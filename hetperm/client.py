@@ -49,7 +49,7 @@ class Client:
         test: data to score on; None for a client that is not scored.
         width: the largest fraction of the global model's channels it can train, in (0, 1].
         group: the known group its data come from, for reports only: no algorithm sees it.
-        key: what its randomness is derived from instead of its place in a list, so that relabelled clients give
+        key: what its randomness is derived from instead of its position in a list, so that relabelled clients give
             relabelled results; None leaves the numbering to whoever runs the clients.
         classes: (num_classes,) bool, the only classes it trains and predicts; None: all.
 
@@ -102,7 +102,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.in
 
 def _fault(pair: object) -> str | None:
     """What is wrong with a pair of inputs and labels, or None."""
-    tensors = pair.pool if isinstance(pair, View) else pair
+    tensors = pair.pool if isinstance(pair, View) else pair  # reading a view would copy its rows
     if not (isinstance(tensors, tuple | list) and len(tensors) == 2 and all([_is_batch(t) for t in tensors])):
         return f"must be a pair of tensors, inputs and labels, samples first; got {_kind(pair)}"
     x, y = tensors

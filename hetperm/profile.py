@@ -185,6 +185,7 @@ def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
     weights = [Fraction(str(share)) for share in shares]
     quotas = [N * weight / sum(weights) for weight in weights]
     counts = [math.floor(quota) for quota in quotas]
+    # The sort is stable, so ties go to the earlier share.
     by_remainder = sorted(range(len(counts)), key=lambda t: counts[t] - quotas[t])
     for t in by_remainder[: N - sum(counts)]:
         counts[t] += 1
@@ -311,7 +312,7 @@ def table(
     """A row for every tier: tier, clients, width, what that width costs, and the tier's budget.
 
     Costs are None in tiers without clients. wire_mb_per_visit counts the sub-model on its way down and up. A column
-    budget_train_mb, budget_mmacs or budget_wire_mb is there if any tier has that limit.
+    budget_train_mb, budget_mmacs or budget_wire_mb exists if any tier has that limit.
 
     Args:
         assigned: the tier of every client, from `assign`.

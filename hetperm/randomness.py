@@ -25,8 +25,8 @@ def seed_for(seed: int, *key: int | str) -> int:
 def generator_for(seed: int, *key: int | str) -> torch.Generator:
     """A fresh generator for one use; who else draws, and in which order, cannot change what it gives.
 
-    On the CPU torch seeds with the lower 32 bits only: among a hundred thousand uses two will draw the same. No harm is
-    in that as long as nothing requires two uses to differ.
+    On the CPU torch seeds with the lower 32 bits only: among a hundred thousand uses two will draw the same. That does
+    no harm as long as nothing requires two uses to differ.
 
     Example:
         >>> torch.randperm(5, generator=generator_for(0, "shuffle", 2))

@@ -122,18 +122,18 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
 
     if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
-    found = ImageFolder(str(folder), allow_empty=True)
-    if not found.samples:
+    listing = ImageFolder(str(folder), allow_empty=True)
+    if not listing.samples:
         raise FileNotFoundError(f"{folder} holds no images; they are looked for by their ending, such as .jpg or .png")
-    paths, y = zip(*found.samples)
-    empty = sorted({*range(len(found.classes))} - {*y})
+    paths, y = zip(*listing.samples)
+    empty = sorted({*range(len(listing.classes))} - {*y})
     if empty:
-        raise FileNotFoundError(f"{folder / found.classes[empty[0]]} holds no images; remove this class or add some")
-    return found.classes, paths, torch.tensor(y)
+        raise FileNotFoundError(f"{folder / listing.classes[empty[0]]} holds no images; remove this class or add some")
+    return listing.classes, paths, torch.tensor(y)
 
 
 def _side(path: str, image_size: int | None) -> tuple[int, str | None]:
-    """The side of all images, and the file that has told it."""
+    """The side of all images, and the file that it was read from; None if it was given."""
     if image_size is not None:
         return image_size, None
     image = _open(path)

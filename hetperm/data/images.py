@@ -13,7 +13,7 @@ from hetperm.randomness import generator_for
 
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
-MEASURED = 500  # training images that tell the mean and the deviation of a set that is not known beforehand
+MEASURED = 500  # training images that mean and deviation are measured on, of a set without published ones
 
 
 class Undecoded(Protocol):
@@ -80,8 +80,8 @@ def digits(data_dir: str | Path | None = None, download: bool = False) -> Source
     """1797 handwritten digits, 8x8, that come with scikit-learn; nothing is read from ``data_dir``."""
     from sklearn.datasets import load_digits
 
-    got = load_digits()
-    x, y = torch.from_numpy(got.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(got.target).long()
+    bundle = load_digits()
+    x, y = torch.from_numpy(bundle.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(bundle.target).long()
     return Source(Images(x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760)
 
 
@@ -133,7 +133,7 @@ def _torchvision(
     Args:
         kind: name of the class in torchvision.datasets; ``options`` are for it.
         files: what must be there, relative to ``data_dir``, all in one folder.
-        axes: einops pattern from how torchvision holds the images to (n, channels, height, width).
+        axes: einops pattern from torchvision's layout of the images to (n, channels, height, width).
     """
     from torchvision import datasets
 
@@ -173,7 +173,7 @@ def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Im
         fifth = 0 if source.test is not None else _some(TEST_SHARE, len(rows))
         cut = fifth + (0 if source.val is not None else _some(validation_share, len(rows) - fifth))
         pool[rows[:cut]] = 1
-        pool[rows[:fifth]] = 2
+        pool[rows[:fifth]] = 2  # the first of those rows, so that a larger validation share moves no test image
     # In random order, whatever the strata: who reads a shard from its beginning meets all classes.
     train, val, test = (source.images.take(order[pool[order] == k]) for k in range(3))
     return {

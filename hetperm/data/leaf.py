@@ -30,6 +30,7 @@ def read(root: Path) -> Source:
     if inside == ["test"]:
         raise FileNotFoundError(f"there is a folder {root / 'test'} and no {root / 'train'}; LEAF writes both")
     parts = [_users(root / part) for part in inside] or [_users(root)]
+    # One numbering for both folders: a writer's test images must find its training images.
     names = {user: number for number, user in enumerate(sorted(set().union(*parts)))}
     images, *test = [_joined(part, names) for part in parts]
     kinds = 1 + max([int(part.y.max()) for part in (images, *test)])
@@ -50,7 +51,7 @@ def read(root: Path) -> Source:
 
 
 def _joined(users: dict[str, Samples], names: dict[str, int]) -> Images:
-    x, y = (np.concatenate(each) for each in zip(*users.values()))
+    x, y = (np.concatenate(arrays) for arrays in zip(*users.values()))
     side = math.isqrt(x.shape[1])
     writer = np.repeat([names[user] for user in users], [len(y) for _, y in users.values()])
     return Images(torch.from_numpy(x).view(-1, 1, side, side), torch.from_numpy(y), torch.from_numpy(writer))
@@ -59,20 +60,20 @@ def _joined(users: dict[str, Samples], names: dict[str, int]) -> Images:
 def _users(folder: Path) -> dict[str, Samples]:
     """The samples of every user who has any, in order of name."""
     files = sorted(folder.glob("*.json"))
-    found, length = {}, None
+    users, length = {}, None
     for file in files:
         for user, samples in _contents(file):
-            if user in found:
+            if user in users:
                 raise ValueError(f"{file}: user {user!r} comes a second time in {folder}; keep one of them")
             width = samples[0].shape[1]
             if length not in (None, width):
                 raise ValueError(f"{file}: user {user!r} has images of {width} pixels and others have {length}")
-            found[user], length = samples, width
-    if not found:
+            users[user], length = samples, width
+    if not users:
         raise FileNotFoundError(
             f"{folder} holds no {'samples' if files else '.json files'}; point leaf:PATH at LEAF's data"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(users.items()))
 
 
 def _contents(file: Path) -> Iterator[tuple[str, Samples]]:

@@ -96,6 +96,7 @@ def divide(
             f"{num_clients} clients cannot share the {len(y)} training images there are; lower num_clients"
         )
     plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
+    # A stream apart from the plan: how many images are dealt changes nobody's group or classes.
     rng = np.random.default_rng(seed_for(seed, "deal"))
     if plan.mix is None:
         owner = _deal_alike(len(y), num_clients, samples_per_client, rng)
@@ -177,10 +178,10 @@ def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple
         good = value is not None and 0 < value < math.inf
     else:
         # Of more than num_classes label maps, two would have to agree on some class.
-        most = math.inf if name == "rotation" else num_classes
+        largest = math.inf if name == "rotation" else num_classes
         value = _number(int, text)
-        allowed = "a whole number of at least 1" if most == math.inf else f"a whole number from 1 to {most}"
-        good = value is not None and 1 <= value <= most
+        allowed = "a whole number of at least 1" if largest == math.inf else f"a whole number from 1 to {largest}"
+        good = value is not None and 1 <= value <= largest
     if not good:
         upto = f" (there are {num_classes} classes)" if " to " in allowed else ""
         raise ValueError(f"partition {partition!r}: the {letter} of {name}:{letter} must be {allowed}{upto}")
@@ -241,6 +242,7 @@ def dirichlet(a: float, N: int, C: int, rng: np.random.Generator) -> _Plan:
 
 def label_shift(g: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
     """g groups, each with its own permutation of the labels; group 0 keeps them, and no two agree on any class."""
+    # Shifts along one cycle through all classes: two different shifts agree nowhere.
     cycle = rng.permutation(C)
     maps = [np.empty(C, dtype=int) for _ in range(g)]
     for shift, labels in enumerate(maps):

@@ -1,4 +1,4 @@
-"""Checkpoints: what a method has come to, in one safetensors file from which an interrupted run goes on. No pickle."""
+"""Checkpoints: the state of a method in one safetensors file, from which an interrupted run goes on. No pickle."""
 
 import glob
 import hashlib
@@ -17,9 +17,9 @@ from hetperm.runs.files import write
 from hetperm.state import State, Work
 
 FORMAT = 1
-_ENTRY = "hetperm checkpoint"  # the only one of the header: two would come in any order, and the bytes with them
-_BLANK = b"0" * 64  # stands where the checksum will be while it is computed
-_LONGEST_HEADER = 100_000_000  # bytes; safetensors writes longer ones and does not read them
+_ENTRY = "hetperm checkpoint"  # the header's only entry: safetensors keeps no order of several, so bytes would vary
+_BLANK = b"0" * 64  # fills the field of the checksum while it is computed
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors writes longer ones but does not read them
 _DTYPES = {  # as safetensors calls them; other types are not in a state
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
@@ -46,8 +46,8 @@ class Saved:
 def save(path: str | Path, saved: Saved) -> None:
     """Write the file, whole or not at all. Equal contents give equal bytes.
 
-    Tensors may be on any device; a tensor or a model that is in several places is written once. The history and `extra`
-    hold numbers (nan and inf too), texts, booleans and None, `extra` also lists and tables of them.
+    Tensors may be on any device; a tensor or a model that the state holds several times is written once. The history
+    and `extra` hold numbers (nan and inf too), texts, booleans and None, `extra` also lists and tables of them.
     """
     path, packing = Path(path), _Packing()
     content = {
@@ -74,12 +74,12 @@ def save(path: str | Path, saved: Saved) -> None:
 
     def fill(file: IO[bytes]) -> None:
         file.write(header.replace(_BLANK, checksum.hexdigest().encode(), 1))
-        for x in tensors.values():  # one after the other: all of them may be half of what there is of memory
+        for x in tensors.values():  # one at a time: a copy of all of them may not fit in memory
             file.write(_raw(x))
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # by a run that was killed while it wrote
-        left.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
     write(path, fill)
 
 
@@ -91,17 +91,17 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
     try:
         with safe_open(path, framework="pt") as file:
             content = json.loads(file.metadata()[_ENTRY])
-            found, checksum = content["format"], content["sha256"].encode()
+            version, checksum = content["format"], content["sha256"].encode()
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no checkpoint of hetperm, or a damaged one; {_REMEDY}") from error
-    if found != FORMAT:
-        raise ValueError(f"{path} is a checkpoint of format {found!r} and this hetperm reads {FORMAT}; {_REMEDY}")
+    if version != FORMAT:
+        raise ValueError(f"{path} is a checkpoint of format {version!r} and this hetperm reads {FORMAT}; {_REMEDY}")
     if _checksum(path, checksum) != checksum:
         raise ValueError(f"{path} is damaged: its checksum is another; {_REMEDY}")
     with safe_open(path, framework="pt") as file:
         # Copied out of the mapped file into aligned memory, which products of matrices depend on in the last bit.
         tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
-    tables: list[dict[str, Any]] = []
+    tables: list[dict[str, Any]] = []  # inner tables come first, so those a table refers to are already here
     for table in content["tables"]:
         tables.append({name: _unpacked(value, tensors, tables) for name, value in table.items()})
     state = {name: _unpacked(value, tensors, tables) for name, value in content["state"].items()}
@@ -109,7 +109,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """How a safetensors file of these tensors begins: its size, then names, types, shapes and places."""
+    """The beginning of a safetensors file of these tensors: its size, then names, types, shapes and offsets."""
     content: dict[str, Any] = {"__metadata__": metadata}
     first = 0
     for name, x in tensors.items():
@@ -117,7 +117,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
         content[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [first, last]}
         first = last
     text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the first tensor is aligned
     return len(text).to_bytes(8, "little") + text
 
 
@@ -129,7 +129,7 @@ def _raw(x: Tensor) -> memoryview:
 
 
 def _checksum(path: Path, stated: bytes) -> bytes:
-    """The checksum of a file in which the one it states counts as blank."""
+    """The checksum of a file, computed with the checksum that it states blanked out."""
     with open(path, "rb") as file:
         size = file.read(8)
         header = file.read(int.from_bytes(size, "little"))
@@ -140,7 +140,7 @@ def _checksum(path: Path, stated: bytes) -> bytes:
 
 
 class _Packing:
-    """Values as JSON has them, tensors and tables put aside: each once, in however many places it is."""
+    """Turns values into JSON; tensors and tables are put aside, once however often they occur."""
 
     def __init__(self):
         self.tensors: dict[str, Tensor] = {}
@@ -148,25 +148,27 @@ class _Packing:
         self._names: dict[tuple, str] = {}
         self._numbers: dict[int, int] = {}
 
-    def packed(self, value: Any, place: str) -> Any:
+    def packed(self, value: Any, path: str) -> Any:
+        """A value as JSON has it; ``path`` says where in the state it is."""
         if isinstance(value, Tensor) and value.is_sparse:
             value = value.coalesce()
             parts = {"indices": value.indices(), "values": value.values()}
-            packed = {name: self.packed(part, f"{place}/{name}") for name, part in parts.items()}
+            packed = {name: self.packed(part, f"{path}/{name}") for name, part in parts.items()}
             return {"sparse": packed | {"shape": list(value.shape)}}
         if isinstance(value, Tensor):
             memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            name = self._names.setdefault(memory, f"{len(self.tensors)} {place}")  # a number: places may be spelt alike
+            # The number keeps names apart: keys with slashes can spell the same path.
+            name = self._names.setdefault(memory, f"{len(self.tensors)} {path}")
             self.tensors.setdefault(name, value)
             return {"tensor": name}
         if isinstance(value, Mapping):
             if id(value) not in self._numbers:
-                table = {name: self.packed(item, f"{place}/{name}") for name, item in value.items()}
+                table = {name: self.packed(item, f"{path}/{name}") for name, item in value.items()}
                 self._numbers[id(value)] = len(self.tables)
                 self.tables.append(table)
             return {"table": self._numbers[id(value)]}
         if isinstance(value, tuple):
-            return [self.packed(item, f"{place}/{k}") for k, item in enumerate(value)]
+            return [self.packed(item, f"{path}/{k}") for k, item in enumerate(value)]
         return {"work": vars(value)} if isinstance(value, Work) else value
 
 
@@ -203,10 +205,10 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], ignore: Iterable[
     old, new = dict(_settings(before)), dict(_settings(now))
     ignored = [tuple(key.split(".")) for key in ignore]
     for key in {**old, **new}:
-        if any(key[: len(each)] == each for each in ignored):
+        if any(key[: len(prefix)] == prefix for prefix in ignored):
             continue
         if key not in old or key not in new or not _equal(old[key], new[key]):
-            was, is_now = (repr(found[key]) if key in found else "not set" for found in (old, new))
+            was, is_now = (repr(settings[key]) if key in settings else "not set" for settings in (old, new))
             remedy = "set it back to go on with that run, or start another with --out"
             return f"{'.'.join(key)} was {was} and is now {is_now}; {remedy}"
     return None

@@ -26,7 +26,7 @@ _ELSEWHERE = ("checkpoint_path",)  # options that name other weights: those of t
 
 
 def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping[str, Any]) -> None:
-    """Nothing; models/client_007.safetensors holds client 7's model, client_007.json what it takes to load it.
+    """Write a client's model to models/client_007.safetensors, and what it takes to load it to client_007.json.
 
     The first holds every parameter and buffer, also buffers that a state dict leaves out; tied ones once, under the
     first of their names. Format, client, version and checksum are added to the manifest.
@@ -47,6 +47,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
     folder.mkdir(parents=True, exist_ok=True)
+    # The manifest comes last: `clients` lists those that have one.
     files.write(folder / f"{_stem(i)}.safetensors", raw)
     files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -84,28 +85,28 @@ def load_client(
     if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:
         raise ValueError(f"{path} is not the file that its manifest describes (sha256); copy both again from the run")
     try:
-        found = safetensors.load(raw)
+        stored = safetensors.load(raw)
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file ({error}); copy it again from the run") from error
-    # In memory that torch aligns: the last bit of a product of matrices depends on it.
-    tensors = {name: x.to(device, copy=True) for name, x in found.items()}
+    # Copied into memory that torch aligns: the last bit of a product of matrices depends on it.
+    tensors = {name: x.to(device, copy=True) for name, x in stored.items()}
     template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
     _check(template, tensors, manifest, given=model is not None)
     return template.filled(tensors).eval()
 
 
 def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
-    """What is known of client i's model: architecture, width, channels, mixing weights, accuracy, ..."""
+    """The manifest of client i's model: architecture, width, channels, mixing weights, accuracy, ..."""
     path = _file(folder, i, "json")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        known = manifest["format"]
+        version = manifest["format"]
         missing = [key for key in ("client", "hetperm", "sha256", *_NEEDED) if key not in manifest]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no manifest of a client's model, or a damaged one; copy it again") from error
-    if known != FORMAT:
+    if version != FORMAT:
         wrote = manifest.get("hetperm", "another version")
-        raise ValueError(f"{path} has format {known!r} and this hetperm reads {FORMAT}; load it with hetperm {wrote}")
+        raise ValueError(f"{path} has format {version!r} and this hetperm reads {FORMAT}; load it with hetperm {wrote}")
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; copy it again from the run")
     return manifest
@@ -113,7 +114,7 @@ def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
 
 def clients(folder: str | Path) -> list[int]:
     """The clients whose models are in a run's folder, or in its models/ folder."""
-    names = [path.name for place in _places(folder) if place.is_dir() for path in place.iterdir()]
+    names = [path.name for parent in _candidates(folder) if parent.is_dir() for path in parent.iterdir()]
     return sorted({int(match[1]) for name in names if (match := re.fullmatch(r"client_(\d{3,})\.json", name))})
 
 
@@ -124,24 +125,26 @@ def _stem(i: int) -> str:
     return f"client_{i:03d}"
 
 
-def _places(folder: str | Path) -> tuple[Path, Path]:
+def _candidates(folder: str | Path) -> tuple[Path, Path]:
+    """Where a client's files may be: in the models/ of a run's folder, or in the folder itself."""
     return Path(folder) / "models", Path(folder)
 
 
 def _file(folder: str | Path, i: int, kind: str) -> Path:
-    """One of the two files of client i, once both are known to be there."""
-    for place in _places(folder):
-        there = {each: place / f"{_stem(i)}.{each}" for each in _FILES if (place / f"{_stem(i)}.{each}").is_file()}
-        if len(there) == len(_FILES):
-            return there[kind]
-        if there:
-            (lost,) = set(_FILES) - set(there)
-            raise FileNotFoundError(f"{place} has no {_stem(i)}.{lost}; a model is two files, .json and .safetensors")
-    known = clients(folder)
-    if not known:
+    """One of the two files of client i; an error if either is missing."""
+    for parent in _candidates(folder):
+        paths = {ending: parent / f"{_stem(i)}.{ending}" for ending in _FILES}
+        missing = [ending for ending, path in paths.items() if not path.is_file()]
+        if not missing:
+            return paths[kind]
+        if len(missing) == 1:
+            (lost,) = missing
+            raise FileNotFoundError(f"{parent} has no {_stem(i)}.{lost}; a model is two files, .json and .safetensors")
+    numbers = clients(folder)
+    if not numbers:
         raise FileNotFoundError(f"there are no clients' models in {folder}; give the folder of a run, or its models/")
-    has = f"clients {known[0]} to {known[-1]}" if len(known) > 1 else f"client {known[0]}"
-    raise ValueError(f"there is no client {i} in {folder}; it holds {len(known)} of them: {has}")
+    has = f"clients {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"client {numbers[0]}"
+    raise ValueError(f"there is no client {i} in {folder}; it holds {len(numbers)} of them: {has}")
 
 
 def _line(key: str, value: Any) -> str:
@@ -153,13 +156,13 @@ def _line(key: str, value: Any) -> str:
 
 def _runs(numbers: list[int]) -> list[list[int]]:
     """Runs [first, end) of consecutive numbers."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1][1] += 1
+        if runs and runs[-1][1] == number:
+            runs[-1][1] += 1
         else:
-            found.append([number, number + 1])
-    return found
+            runs.append([number, number + 1])
+    return runs
 
 
 # From a manifest to a module
@@ -175,13 +178,13 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
         )
     sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, only to be replaced by those of the file
         return zoo.build(architecture["name"], **sizes, **options)
 
 
 def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, given: bool) -> Template:
     """The empty module of the client's width."""
-    if manifest["width"] == 1:
+    if manifest["width"] == 1:  # nothing is traced: a model that cannot be cut is loaded too
         return Template(model.model if isinstance(model, ScalableModel) else model)
     if not isinstance(model, ScalableModel):
         try:
@@ -205,10 +208,10 @@ def _example(manifest: Mapping[str, Any], model: nn.Module) -> Tensor:
 def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any], *, given: bool) -> None:
     """Refuse a template whose tensors are not those of the file."""
     wanted = {name: tuple(x.shape) for name, x in named_tensors(template.module)}
-    found = {name: tuple(x.shape) for name, x in tensors.items()}
-    for name in {**wanted, **found}:
-        if wanted.get(name) != found.get(name):
-            here, there = (shapes.get(name, "missing") for shapes in (wanted, found))
+    stored = {name: tuple(x.shape) for name, x in tensors.items()}
+    for name in {**wanted, **stored}:
+        if wanted.get(name) != stored.get(name):
+            here, there = (shapes.get(name, "missing") for shapes in (wanted, stored))
             raise _misfit(f"{name} is {here} in it and {there} in the file", manifest, given=given)
 
 
@@ -220,10 +223,10 @@ def _misfit(what: str, manifest: Mapping[str, Any], *, given: bool) -> ValueErro
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
-    found, taken = {}, set()
+    separate, taken = {}, set()
     for name, x in tensors.items():
         x = x.detach().cpu().contiguous()
         memory = x.untyped_storage().data_ptr()
-        found[name] = x.clone() if memory in taken else x
+        separate[name] = x.clone() if memory in taken else x  # safetensors refuses tensors that share memory
         taken.add(memory)
-    return found
+    return separate

@@ -34,7 +34,7 @@ def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, la
         >>> summarise([1.0, 0.5], n=[30, 10])
         {'mean': 0.75, 'weighted': 0.875, 'std': 0.25, 'worst': 0.5, 'bottom_decile': 0.5}
     """
-    values, n = (torch.as_tensor(each, dtype=torch.float64).cpu() for each in (values, n))
+    values, n = (torch.as_tensor(column, dtype=torch.float64).cpu() for column in (values, n))
     if len(values) == 0 or len(values) != len(n):
         raise ValueError(f"{len(values)} values and {len(n)} sample counts: give one of each for every client")
     worst_first = values.sort(descending=largest_is_worst).values
@@ -69,7 +69,7 @@ def evaluate(
     totals, count = [0.0, 0.0], 0
     # Flag by flag: a module in training mode may hold parts that were frozen in evaluation mode.
     flags = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
-    home = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    home = next(model.parameters(), None) if isinstance(model, nn.Module) else None  # says device and precision
     try:
         for part, _ in flags:
             part.training = False
@@ -78,6 +78,7 @@ def evaluate(
                 x, y = _at_home(x, home), _at_home(y, home)
                 outputs = model(x)
                 for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
+                    # Weighted by its size, since the last batch may be smaller.
                     totals[k] += _one_number(figure(outputs, y), name) * len(y)
                 count += len(y)
     finally:

@@ -1,4 +1,4 @@
-"""A run's folder: every file is written under another name and renamed, so that no file is ever half there."""
+"""A run's folder: every file is written under another name and then renamed, so that none is ever half-written."""
 
 import csv
 import io
@@ -25,8 +25,8 @@ RUNS = Path("runs")
 def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     """The folder that a run is written to: ``out``, or runs/NAME.
 
-    A new run wants a folder that does not exist, and takes the first of runs/NAME, runs/NAME-2, ... that is free. With
-    ``resume`` it is the one that is there, the latest of its name, or a new one if there is none.
+    A new run needs a folder that does not exist: the first of runs/NAME, runs/NAME-2, ... that is free. With
+    ``resume`` it is the latest of these that exists, or a new one.
     """
     if out is not None:
         if not resume and (out.exists() or out.is_symlink()):
@@ -43,9 +43,9 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
 
 
 def create(folder: Path, *, resume: bool = False) -> Path:
-    """The folder, made; an error if somebody made it meanwhile or it cannot be made.
+    """Make the folder; an error if it cannot be made, or if somebody made it meanwhile.
 
-    With ``resume`` it may be there and hold nothing: a run may have been killed before it wrote anything.
+    With ``resume`` it may exist and be empty: a run may have been killed before it wrote anything.
     """
     if resume and _blank(folder):
         tidy(folder)
@@ -61,19 +61,19 @@ def create(folder: Path, *, resume: bool = False) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A context in which no other run writes to the folder; an error if one does. It ends with the process at latest.
+    """A context in which no other run writes to the folder; an error if one does. The lock ends with the process.
 
-    Where the system has no such locks nobody is kept out.
+    Where the system has no such locks, nobody is kept out.
     """
     if fcntl is None:
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
-    _HELD.add(handle)
+    _OPEN.add(handle)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _let_go(handle)
+        _close(handle)
         raise FileExistsError(
             f"another run is writing to {folder}; wait until it has ended, or name another folder with --out"
         ) from None
@@ -83,28 +83,28 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)
-        _let_go(handle)
+        _close(handle)
 
 
-_HELD: set[int] = set()
+_OPEN: set[int] = set()  # the folders that this process has locked
 
 
-def _let_go(handle: int) -> None:
-    _HELD.discard(handle)
+def _close(handle: int) -> None:
+    _OPEN.discard(handle)
     os.close(handle)
 
 
-def _let_all_go() -> None:
-    for handle in list(_HELD):
-        _let_go(handle)
+def _close_all() -> None:
+    for handle in list(_OPEN):
+        _close(handle)
 
 
 if fcntl is not None:  # a worker whose run was killed must not keep the folder from whoever resumes it
-    os.register_at_fork(after_in_child=_let_all_go)
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def tidy(folder: Path) -> None:
-    """Nothing; what a run that was killed left half-written is gone."""
+    """Remove the half-written files of a run that was killed."""
     for path in folder.rglob(".*"):
         if _half_written(path):
             path.unlink(missing_ok=True)
@@ -120,11 +120,12 @@ def _half_written(path: Path) -> bool:
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None:
-    """Nothing; the file is there with its whole content, or as it was before.
+    """Write a file whole, or leave it as it was before.
 
     Args:
         fill: the content, or a function that writes it to a binary file.
     """
+    # In the same folder, since renaming is atomic only within a file system; by process, since two may write at once.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     content = fill.encode() if isinstance(fill, str) else fill
     try:
@@ -134,7 +135,7 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
             else:
                 content(file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # on the disk before it is renamed: a power cut must not leave an empty file
         os.replace(fresh, path)
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}); what was written before is whole") from error
@@ -143,12 +144,12 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Nothing; the file holds the content, with null for what is not a finite number."""
+    """Write the content, with null for what is not a finite number."""
     write(path, json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Nothing; the file holds one line per row, under the keys of all rows, empty where a row has no value."""
+    """Write a line for every row, under the keys of all rows; empty where a row has no value."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -158,17 +159,17 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_alpha(folder: Path, alpha: Any) -> None:
-    """Nothing; alpha.npy holds the (N, N) mixing weights, an array, or alpha.npz if they are a sparse one of scipy."""
+    """Write the (N, N) mixing weights: to alpha.npy if they are an array, to alpha.npz if a sparse one of scipy."""
     if isinstance(alpha, np.ndarray):
         write(folder / "alpha.npy", lambda file: np.save(file, alpha))
         return
-    from scipy import sparse
+    from scipy import sparse  # slow to import, and rarely needed
 
     write(folder / "alpha.npz", lambda file: sparse.save_npz(file, alpha))
 
 
 def _strict(value: Any) -> Any:
-    """`value` with None for numbers that JSON has no word for."""
+    """`value` with None for numbers that JSON cannot write: nan and infinities."""
     if isinstance(value, Mapping):
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):

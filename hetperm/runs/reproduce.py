@@ -74,7 +74,7 @@ def tune(
     rows = []
     for row in scores(config, points, on_epoch):
         rows.append(row)
-        files.write_csv(folder / "tuning.csv", rows)  # after each, so that an interrupted grid leaves what it found
+        files.write_csv(folder / "tuning.csv", rows)  # after every point, so that an interrupted grid keeps its scores
     text = as_toml(best(rows, points), made_by)
     files.write(folder / "chosen.toml", text)
     return text
