@@ -92,9 +92,10 @@ def count(
     that is alive at once, and includes the input batch, which the first layer saves anyway. The loss is a stand-in for
     cross entropy. Not counted: what Python and torch themselves take, and the kernels torch compiles for new shapes.
 
-    Which kernels run depends on the processor; the memory counted is the most that any of oneDNN's writes on one
-    thread. With AVX-512, AVX2 and SSE4.1 alike, a step writes at most 2 % and 0.25 MB more than that. It writes less
-    where convolutions have fewer than 16 channels, which are counted as 16: down to 0.4 times, without AVX-512.
+    Which kernels run depends on the processor; the memory counted is the most that any of oneDNN's takes on one
+    thread. With AVX-512, AVX2 and SSE4.1 alike, tensors take at most 2 % and 0.25 MB more than that, apart from what
+    is reserved and not written (see `measure`). They take less where convolutions have fewer than 16 channels, which
+    are counted as 16: down to 0.4 times, without AVX-512.
 
     A module that cannot run without data, because it branches on a value say, is run and measured instead.
 

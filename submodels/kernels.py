@@ -10,7 +10,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 # Bytes that a convolution holds at its peak, its outputs included. Which kernel runs depends on the processor, so this
-# is the most that any kernel of oneDNN writes. Most of them work on copies of the operands in which channels lie in
+# is the most that any kernel of oneDNN takes. Most of them work on copies of the operands in which channels lie in
 # blocks of 16 (of 8 without AVX-512, which takes less): the copies of x, y and the weight are alive together, then the
 # result beside its copy. The others unfold one image at a time into columns and multiply matrices. oneDNN leaves
 # float64 to torch, which unfolds the whole batch.
@@ -31,7 +31,7 @@ def _inside_convolution_backward(
         return grad_x + grad_weight + _columns(grad_y, weight)
     for_weight = max(
         _blocked_input(x, weight) + weight.nbytes + _blocked(grad_y),
-        2 * grad_weight,
+        grad_weight + (weight.nbytes if _thin(x, weight) else _blocked_weight(weight, x)),
         grad_weight + _columns(grad_y[:1], weight),
     )
     if out[0] is None:
@@ -46,8 +46,12 @@ def _blocked(x: Tensor) -> int:
 
 
 def _blocked_input(x: Tensor, weight: Tensor) -> int:
-    thin = x.shape[1] < 16 and weight.shape[1] == x.shape[1] and _taps(weight) > 1
-    return 0 if thin else _blocked(x)  # thin inputs, of the first layer mostly, are read as they are
+    return 0 if _thin(x, weight) else _blocked(x)
+
+
+def _thin(x: Tensor, weight: Tensor) -> bool:
+    """Whether x has so few channels, as in the first layer mostly, that it is read as it is."""
+    return x.shape[1] < 16 and weight.shape[1] == x.shape[1] and _taps(weight) > 1
 
 
 def _blocked_weight(weight: Tensor, x: Tensor) -> int:

@@ -1,8 +1,10 @@
 """How well memory is predicted: five models at five widths, each in a process of its own; docs/resources.md has it.
 
 Run it by ``python -m hetperm.bench.devices.calibrate``; status 1 if a prediction is further off than `near` allows.
+ONEDNN_MAX_CPU_ISA=AVX2, or SSE41, shows what a processor without newer instructions takes.
 """
 
+import statistics
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -28,13 +30,17 @@ MODELS = {  # and the images they are trained on
 
 
 def near(predicted: float, measured: float) -> bool:
-    """Whether a prediction in MB is within 15 % of what was measured, or within 4 MB.
+    """Whether a prediction in MB is within 15 % of what was measured, or at most 6 MB short or 4 MB long.
+
+    It may be short by more than long: a process holds up to 6 MB beside its tensors, which nobody predicts (compiled
+    kernels, and buffers of the libraries that multiply matrices).
 
     Example:
-        >>> near(100, 114), near(100, 130), near(1, 4.5)
-        (True, False, True)
+        >>> near(100, 114), near(100, 130), near(1, 6.5), near(6.5, 1)
+        (True, False, True, False)
     """
-    return abs(predicted - measured) <= max(0.15 * measured, 4)
+    short = measured - predicted
+    return -max(0.15 * measured, 4) <= short <= max(0.15 * measured, 6)
 
 
 def measured(devices: Devices) -> Iterator[tuple[str, float, float, float]]:
@@ -51,7 +57,7 @@ def measured(devices: Devices) -> Iterator[tuple[str, float, float, float]]:
 
 
 def main() -> None:
-    """Print the table and exit with the status."""
+    """Print the table and exit with its status."""
     with Devices() as devices, one_thread():
         found = list(measured(devices))
     rows = [
@@ -60,8 +66,14 @@ def main() -> None:
     ]
     heads = ["model and input", "width", "predicted MB", "measured MB", "difference", "relative"]
     print(markdown(Grid(heads, rows)), end="")
+    ratios = sorted(a / b for _, _, a, b in found)
+    excess = sorted(a - b for _, _, a, b in found)
+    print(
+        f"predicted / measured: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}; "
+        f"at most {-excess[0]:.2f} MB short, {excess[-1]:.2f} MB long"
+    )
     far = [f"{name} at {tables.width_text(width)}" for name, width, a, b in found if not near(a, b)]
-    print(f"further off than 15 % and 4 MB: {', '.join(far) or 'none'} of {len(found)}")
+    print(f"further off than 15 % and 6 MB short or 4 MB long: {', '.join(far) or 'none'} of {len(found)}")
     sys.exit(1 if far else 0)
 
 
