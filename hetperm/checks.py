@@ -1,8 +1,8 @@
-"""Checks that stand in annotations, such as ``epochs: Annotated[int, whole(1)]``. Imports no torch.
+"""Checks for use in annotations, such as ``epochs: Annotated[int, whole(1)]``. Imports no torch.
 
-A check is a function (name, value) -> the value in its type; it raises an error that says what was received and what
-is right. What an annotation says by itself needs no check: `Literal` lists the choices, ``| None`` allows None, and
-`bool`, `str` and `Path` are told apart.
+A check is a function (name, value) -> the value in its type. It raises an error that says what was received and what
+is right. Plain annotations need no check: `Literal` lists the choices, ``| None`` allows None, and `bool`, `str` and
+`Path` are checked by type.
 """
 
 import functools
@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from hetperm.advice import did_you_mean
 
 Check = Callable[[str, Any], Any]
-COMMAS = "separated by commas"  # noted beside a list that is written as one word, such as local,apfl
+COMMAS = "separated by commas"  # marks a list that is written as one word, such as local,apfl
 Names = Annotated[tuple[str, ...], COMMAS]
 
 
 def check_fields(settings: Any, label: str = "{}") -> None:
-    """Put every field of a frozen dataclass into its type, or raise an error for the first that is wrong.
+    """Convert every field of a frozen dataclass to its type, or raise an error for the first wrong one.
 
     Args:
         label: what an error calls the field {}, such as "--{}" for a flag.
@@ -30,7 +30,7 @@ def check_fields(settings: Any, label: str = "{}") -> None:
 
 
 def checked(hint: Any, name: str, value: Any) -> Any:
-    """The value in its type, or an error if it is not what the annotation `hint` allows.
+    """The value in its type; an error if the annotation `hint` does not allow it.
 
     Example:
         >>> checked(Annotated[float | None, number(lambda x: x > 0, "a number above 0")], "lr", 1)
@@ -38,6 +38,7 @@ def checked(hint: Any, name: str, value: Any) -> Any:
     """
     base, notes = unwrapped(hint)
     choices = choices_of(base)
+    # These pass before any check, so that a check for numbers need not know about None or words such as "raw".
     if (value is None and NoneType in members(base)) or (isinstance(value, str) and value in choices):
         return value
     check = next((note for note in notes if callable(note)), None)
@@ -51,12 +52,12 @@ def checked(hint: Any, name: str, value: Any) -> Any:
 
 @functools.cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """Field -> its annotation, with what is noted beside the type."""
+    """Field -> its annotation, with the notes that `Annotated` puts beside the type."""
     return get_type_hints(kind, include_extras=True)
 
 
 def unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type inside an annotation, and what is noted beside it."""
+    """The type inside an annotation, and the notes beside it."""
     return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
 
 
@@ -82,7 +83,7 @@ def whole(low: int) -> Check:
     """A check for whole numbers of at least `low`."""
 
     def check(name: str, value: Any) -> int:
-        # True is an int for Python, and never meant as one.
+        # Python takes True for an int, but a user never means it as one.
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
         return value
@@ -91,7 +92,7 @@ def whole(low: int) -> Check:
 
 
 def number(good: Callable[[float], bool], wanted: str) -> Check:
-    """A check for finite numbers that are `good`; `wanted` says in words which these are."""
+    """A check for finite numbers that are `good`; `wanted` describes them in words."""
 
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and good(value)):
@@ -102,7 +103,7 @@ def number(good: Callable[[float], bool], wanted: str) -> Check:
 
 
 def several(check: Check) -> Check:
-    """A check for lists of different values; a text is split at commas."""
+    """A check for lists in which no value comes twice; a text is split at commas."""
 
     def check_all(name: str, values: Any) -> tuple:
         values = split(values) if isinstance(values, str) else values
@@ -149,7 +150,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def table(name: str, value: Any) -> dict[str, Any]:
-    """A table of options; what is in it must be possible to write to a TOML file and read again."""
+    """A table of options that can be written to a TOML file and read again."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r}; it must be a table of options")
     for key, item in value.items():
@@ -160,6 +161,7 @@ def table(name: str, value: Any) -> dict[str, Any]:
 
 def _one_of(choices: tuple[str, ...]) -> Check:
     def check(name: str, value: Any) -> str:
+        # Only wrong values get here: `checked` has let the choices pass.
         advice = did_you_mean(value, choices, f"write {' or '.join(map(repr, choices))}")
         raise ValueError(f"unknown {name} {value!r}; {advice}")
 

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 
+# eq=False, here and below: comparing tensors gives tensors, so a generated == could not answer yes or no.
 @dataclass(frozen=True, eq=False)
 class View(Sequence):
-    """Some rows of a pool that many clients share, read like the pair (x, y) and copied only when read.
+    """Some rows of a pool that many clients share. It reads like the pair (x, y), and copies rows only when read.
 
     Attributes:
         pool: inputs (n, ...) and labels (n,), shared.
-        rows: (m,) which of them are seen, in this order.
+        rows: (m,) the rows of the pool, in this order.
 
     Example:
         >>> x, y = View((torch.eye(3), torch.tensor([7, 8, 9])), torch.tensor([2, 0]))
@@ -31,7 +32,7 @@ class View(Sequence):
         return self.pool[item][self.rows]
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, y) of at most ``size`` rows at a time, so that no more than that is copied."""
+        """(x, y) of at most ``size`` rows at a time, so that no more than these are copied."""
         for rows in self.rows.split(size):
             yield self.pool[0][rows], self.pool[1][rows]
 
@@ -48,10 +49,10 @@ class Client:
         val: data to tune on; None where nothing is tuned.
         test: data to score on; None for a client that is not scored.
         width: the largest fraction of the global model's channels it can train, in (0, 1].
-        group: the known group its data come from, for reports only: no algorithm sees it.
-        key: what its randomness is derived from instead of its position in a list, so that relabelled clients give
-            relabelled results; None leaves the numbering to whoever runs the clients.
-        classes: (num_classes,) bool, the only classes it trains and predicts; None: all.
+        group: the group its data come from, if known; for reports only, no algorithm sees it.
+        key: the number its randomness is derived from, so that the order of clients in a list changes no result; None:
+            its position in the list of a run.
+        classes: (num_classes,) bool, True for the classes it trains and predicts; None: all.
 
     Example:
         >>> Client(train=(torch.zeros(8, 60), torch.zeros(8, dtype=torch.long)), width=0.25).n_train
@@ -111,9 +112,10 @@ def _fault(pair: object) -> str | None:
     for label, tensor in (("inputs", x), ("labels", y)):
         if tensor.dtype not in _DTYPES:
             return f"{label} are {tensor.dtype}; convert classes with .long() and measurements with .float()"
+    # Read through the pair: a view may be empty although its pool is not.
     if len(pair[1]) == 0:
         return "is empty; a client needs at least one training sample, and None stands for no val or test"
-    # The pool of a view is shared: whoever made it has looked at it once, instead of once a client.
+    # The pool of a view is checked once where it is made; checking it here would repeat that for every client.
     for label, tensor in (("inputs", x), ("labels", y)) if not isinstance(pair, View) else ():
         if not _finite(tensor):
             row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])

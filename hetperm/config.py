@@ -11,7 +11,7 @@ import tomli_w
 from hetperm.advice import did_you_mean
 from hetperm.checks import Names, check_fields, checked, hints_of, number, several, table, text, whole
 
-# The methods by name; methods.ALGORITHMS has the same keys, and a test says so.
+# The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
     *("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
     *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
@@ -21,7 +21,7 @@ WidthsFrom = Literal["profile", "budget"]
 SHIPPED = Path(__file__).resolve().parent / "configs"  # the project's configs/, also in the wheel
 
 
-# Checks that only a configuration needs; those of `hetperm.checks` are for any annotation
+# Checks that only a configuration needs; `hetperm.checks` has the general ones
 
 
 def algorithm_name(name: str, value: Any) -> str:
@@ -76,7 +76,7 @@ class Config:
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
-    """Fetch a data set that is not there."""
+    """Fetch the data set if it is missing."""
     partition: str = "label-shift:2"
     """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g or writer."""
     num_clients: Annotated[int, whole(1)] = 20
@@ -92,7 +92,7 @@ class Config:
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
     label_mask: bool = False
-    """Clients train and predict the classes they have and no others; for all methods alike."""
+    """Each client trains and predicts only the classes it has; the same for all methods."""
 
     epochs: Annotated[int, whole(1)] = 12
     """Epochs of personalised training, R."""
@@ -142,7 +142,7 @@ class Config:
     tail_average: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.5
     """Share of the last epochs whose models are averaged; 0 returns the last model."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
-    """Probability that a client is there in an epoch; visits to absent hosts are skipped."""
+    """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
     projection: Annotated[float | None, POSITIVE] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, POSITIVE] = None
@@ -153,7 +153,7 @@ class Config:
     eval_every: Annotated[int, whole(1)] = 1
     """Epochs from one evaluation to the next; the last epoch is always evaluated."""
     eval_finished: Annotated[int, whole(0)] = 0
-    """Epochs from one evaluation of what a method would return then, fine-tuned, to the next; 0: only at the end."""
+    """Also evaluate, every so many epochs, what a method would return then, fine-tuned; 0: only at the end."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of models and data."""
     device: str = "auto"
@@ -169,7 +169,7 @@ class Config:
     seed: Annotated[int, whole(0)] = 0
     """Decides all randomness of a run."""
     seeds: Annotated[tuple[int, ...], several(whole(0))] = ()
-    """Run once with each of these seeds instead, each in a folder of its own, and aggregate."""
+    """Run once with each of these seeds, each in its own folder, and aggregate; replaces seed."""
     quiet: bool = False
     """No progress bar."""
     rivals: Annotated[Mapping[str, Mapping[str, Any]], method_tables] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Config:
 
     def __post_init__(self):
         check_fields(self)
-        # Nothing is compared with itself: a list of rivals, such as the default, stays good for any algorithm in it.
+        # No method is its own rival. Leaving it out here lets one list, such as the default, serve every algorithm.
         object.__setattr__(self, "baselines", tuple(name for name in self.baselines if name != self.algorithm))
         for contradiction in CONTRADICTIONS:
             sentence = contradiction(self)
@@ -193,19 +193,21 @@ class Config:
         """
         for name in changes:
             if name not in FIELDS:
+                # `replace` would refuse it too, but without a suggestion.
                 raise ValueError(f"unknown field {name!r}{_advice(name, FIELDS)}")
         return replace(self, **changes)
 
     def to_toml(self) -> str:
         """The resolved configuration as TOML: running it again gives the same numbers.
 
-        Where a run is written to, how it is computed and how much it says are not part of it.
+        It leaves out what changes no number: where the run is written, its workers, and whether it shows progress.
 
         Example:
             >>> Config(epochs=3).to_toml().splitlines()[:2]
             ['capacity_profile = "mobile"', 'widths_from = "profile"']
         """
         settings = {name: getattr(self, name) for name in KEYS if name not in NOT_KEPT}
+        # TOML has no None. Every field that can be None has it as default, so leaving it out says the same.
         plain = {name: _plain(value) for name, value in settings.items() if value is not None and value != {}}
         tables = {name: plain.pop(name) for name in list(plain) if isinstance(plain[name], dict)}
         if not self.seeds:
@@ -214,12 +216,12 @@ class Config:
 
 
 FIELDS = tuple(setting.name for setting in fields(Config))
-KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, where every rival has a table of its own
-NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # what decides no number
+KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, in which each rival has its own table
+NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # they change no number
 
 
 def check_field(name: str, value: Any, label: str | None = None) -> Any:
-    """The value of a field in its type, or an error that calls the field `label`.
+    """The value of a field in its type; an error calls the field `label`.
 
     Example:
         >>> check_field("personal_lr", 1)
@@ -232,9 +234,10 @@ def check_field(name: str, value: Any, label: str | None = None) -> Any:
 
 
 def load(path: str | Path) -> Config:
-    """The configuration of a TOML file, or of one that comes with hetperm, by its name ("synthetic")."""
+    """The configuration in a TOML file, given by its path or by the name of a shipped one ("synthetic")."""
     path = find(path)
     settings = read(path)
+    # A table named after a method holds its options; every other key must be a field.
     tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
     for name, value in settings.items():
         if name in ALGORITHMS:
@@ -249,7 +252,7 @@ def load(path: str | Path) -> Config:
 
 
 def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
-    """The content of a TOML file; an error of one sentence, with its name, if it cannot be read."""
+    """The content of a TOML file; a ValueError of one sentence names the file if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -261,7 +264,7 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
 
 
 def find(path: str | Path) -> Path:
-    """The file that a path or the name of a shipped configuration stands for."""
+    """The file of a path, or of the name of a shipped configuration."""
     if Path(path).is_file():
         return Path(path)
     shipped = SHIPPED / f"{path}.toml"
@@ -286,7 +289,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-# Settings that exclude each other
+# Settings that exclude each other: a sentence about the conflict, or None
 
 
 def _two_returned_models(config: Config) -> str | None:

@@ -1,4 +1,4 @@
-"""Capacity profiles: tiers, shares, budgets -> the width of every client. Imports torch only where it counts costs."""
+"""Capacity profiles: tiers, shares, budgets -> the width of every client. Imports torch only inside functions."""
 
 import math
 from collections import Counter
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).resolve().parent / "configs" / "profiles"
 LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
-REQUIRED = ("share", "width")  # of a tier's table; its name is the table's
+REQUIRED = ("share", "width")  # keys of a tier's table; the table is named after the tier
 OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")
 KEYS = (*REQUIRED, *OPTIONAL)
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Clients that can afford the same.
+    """A class of devices that can afford the same.
 
     Attributes:
         name: what the tier is called in tables and results.
@@ -60,13 +60,13 @@ class Tier:
         return ValueError(f"tier {self.name!r}: {key} is {getattr(self, key)!r}; {must}")
 
     def limits(self) -> dict[str, float]:
-        """Name -> limit, of those that its budget has."""
+        """Name -> limit, for the limits that the tier has."""
         return {key: getattr(self, key) for key in LIMITS if getattr(self, key) is not None}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Who takes part: a name, a text that says where the numbers come from, and the tiers, the largest first."""
+    """The devices that take part: a name, where the numbers come from (`about`), and the tiers, the largest first."""
 
     name: str
     about: str
@@ -99,7 +99,7 @@ def names() -> list[str]:
 
 
 def load(name: str | Path) -> Profile:
-    """The profile of a TOML file, or the one of that name that comes with hetperm.
+    """The profile in a TOML file, or the shipped profile of that name.
 
     Example:
         >>> [tier.width for tier in load("mobile").tiers]
@@ -165,7 +165,7 @@ def _positive(value: object) -> bool:
 def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
     """How many of N clients each share gets, by largest remainder; ties go to the earlier one.
 
-    Shares are read as the decimals they are written as, so that 0.55 of 50 is 27.5 and ties are ties.
+    Shares are read as decimals, so that 0.55 of 50 is exactly 27.5 and ties are ties.
 
     Args:
         shares: positive relative weights.
@@ -182,6 +182,7 @@ def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
     for share in shares:
         if not _positive(share):
             raise ValueError(f"share {share!r} is no weight; give a positive finite number, or leave it out")
+    # By way of the text: as floats, 0.55 * 50 is 27.500000000000004, and rounding would break a tie.
     weights = [Fraction(str(share)) for share in shares]
     quotas = [N * weight / sum(weights) for weight in weights]
     counts = [math.floor(quota) for quota in quotas]
@@ -195,13 +196,13 @@ def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
 def assign(
     profile: Profile, num_clients: int, *, groups: Sequence[Hashable] | None = None, seed: int
 ) -> tuple[int, ...]:
-    """The tier of every client, as its position in `profile.tiers`; how many each tier gets is `apportion`'s answer.
+    """The tier of every client, as its position in `profile.tiers`; `apportion` says how many each tier gets.
 
     Args:
         num_clients: number of clients, N.
-        groups: (N,) a label for every client. Group and tier are then crossed: of a group of n clients a tier of T
-            gets n T / N, rounded down or up.
-        seed: decides who, and which way is rounded.
+        groups: (N,) a label for every client. Tiers are then spread evenly over groups: a tier of T clients gets
+            n T / N of a group of n, rounded down or up.
+        seed: decides which clients, and which way is rounded.
 
     Example:
         >>> assign(load("uniform5"), 10, groups="aaaaabbbbb", seed=0)
@@ -216,6 +217,7 @@ def assign(
     if len(labels) != num_clients:
         raise ValueError(f"groups has {len(labels)} labels for {num_clients} clients; give one for each client")
     members: dict[Hashable, list[int]] = {}
+    # The shuffle decides who is in a tier, and also the order of groups, and so which of them are rounded up.
     for i in torch.randperm(num_clients, generator=generator_for(seed, "tiers")).tolist():
         members.setdefault(labels[i], []).append(i)
     tiers = [0] * num_clients
@@ -232,13 +234,16 @@ def _crossed(sizes: Sequence[int], totals: Sequence[int]) -> list[list[int]]:
     tiers, found by augmenting paths: if a tier has no room left, a group that was rounded up there moves to another.
     """
     N = sum(sizes)
+    # In whole numbers throughout: a float could land on the wrong side of one.
     table = [[size * total // N for total in totals] for size in sizes]
-    # The cells between two whole numbers, the nearest to the upper one first
+    # The tiers in which a group is between two whole numbers, the nearest to the upper one first.
     loose = [sorted((t for t, T in enumerate(totals) if n * T % N), key=lambda t: -(n * totals[t] % N)) for n in sizes]
+    # How many groups each tier must round up to reach its total.
     owed = [T - sum(column) for T, column in zip(totals, zip(*table))]
-    up: list[list[int]] = [[] for _ in totals]  # the groups that are rounded up, of every tier
+    up: list[list[int]] = [[] for _ in totals]  # for every tier, the groups that are rounded up
 
     def round_up(g: int, tried: set[int]) -> bool:
+        # A search tries each tier once, or two groups could push each other to and fro for ever.
         for t in loose[g]:
             if t in tried or g in up[t]:
                 continue
@@ -260,7 +265,7 @@ def _crossed(sizes: Sequence[int], totals: Sequence[int]) -> list[list[int]]:
 
 
 def empty_tiers(profile: Profile, assigned: Iterable[int]) -> list[str]:
-    """The names of the tiers that no client is in.
+    """The names of the tiers without clients.
 
     Example:
         >>> mobile = load("mobile")
@@ -275,7 +280,7 @@ def empty_tiers(profile: Profile, assigned: Iterable[int]) -> list[str]:
 
 
 def solved(profile: Profile, scalable: "ScalableModel", *, batch_size: int, optimizer: str = "sgd") -> Profile:
-    """The profile with every tier's width the largest, among the profile's own widths, that its budget pays for.
+    """The profile in which every tier has the largest of the profile's own widths that its budget allows.
 
     Args:
         scalable: the model whose widths are priced.
@@ -309,7 +314,7 @@ def table(
     optimizer: str = "sgd",
     whole: "Cost | None" = None,
 ) -> list[dict[str, Any]]:
-    """A row for every tier: tier, clients, width, what that width costs, and the tier's budget.
+    """A row for every tier: its name, clients and width, what that width costs, and its budget.
 
     Costs are None in tiers without clients. wire_mb_per_visit counts the sub-model on its way down and up. A column
     budget_train_mb, budget_mmacs or budget_wire_mb exists if any tier has that limit.
@@ -318,13 +323,14 @@ def table(
         assigned: the tier of every client, from `assign`.
         scalable: the model; None if it cannot be cut, and then all clients must have width 1.
         batch_size, optimizer: of a training step.
-        whole: with scalable None, the cost of the model (`submodels.cost.count`); None leaves costs out.
+        whole: the cost of a model that cannot be cut (`submodels.cost.count`); None leaves costs out.
     """
     clients = Counter(assigned)
     limits = [key for key in LIMITS if any(key in tier.limits() for tier in profile.tiers)]
     rows = []
     for t, tier in enumerate(profile.tiers):
         cost = whole
+        # A tier without clients is not priced, and may have a width that this model does not allow.
         if not clients[t]:
             cost = None
         elif scalable is not None:
@@ -354,10 +360,10 @@ def _priced(cost: "Cost | None") -> dict[str, float | None]:
 
 
 def uncovered(widths: Iterable[float], extraction: str) -> str | None:
-    """A warning if part of the global model is in nobody's reach, else None.
+    """A warning if no client trains some part of the global model, else None.
 
     Args:
-        widths: of the clients.
+        widths: those of the clients.
         extraction: static, rolling or random; only static never reaches what lies beyond the largest width.
 
     Example:
@@ -369,6 +375,7 @@ def uncovered(widths: Iterable[float], extraction: str) -> str | None:
     largest = max(widths, default=1)
     if extraction != "static" or largest >= 1:
         return None
+    # A weight joins an input and an output channel: at width p, about p * p of them are trained.
     return (
         f"the largest width of a client is {largest:g} and static extraction always keeps the first channels: "
         f"{100 * (1 - largest):.3g}% of the channels of every layer, about {100 * (1 - largest**2):.3g}% of the "

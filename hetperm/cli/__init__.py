@@ -1,1 +1,1 @@
-"""The command line: commands, flags and what is printed."""
+"""The command line: commands, flags and terminal output."""

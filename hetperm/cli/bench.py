@@ -12,8 +12,9 @@ from hetperm.cli.flags import parse
 
 
 def main(args: Sequence[str]) -> None:
-    """Run the benchmark part by part; what is done so far is in the folder."""
+    """Run the benchmark part by part, and write the results so far after each."""
     options = parse(Options, args, prog="hetperm bench")
+    # First of all: nobody should learn after an hour of timing that there is nowhere to write.
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -30,6 +31,7 @@ def main(args: Sequence[str]) -> None:
         "machine": machine(),
         **options.repetitions,
     }
+    # Written after every part, so that an interrupted benchmark keeps what it has.
     for part, figures in run(options, say=_timing):
         results[part] = figures
         files.write_json(options.out / "results.json", results)
@@ -44,6 +46,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def _timing(work: str) -> None:
+    # stdout is for the tables.
     print(f"timing {work} ...", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What is printed: lines and tables, a progress bar, what a run begins with and what it ends with."""
+"""Terminal output: lines and tables, a progress bar, and what a run prints at its start and end."""
 
 import contextlib
 import math
@@ -7,17 +7,19 @@ from typing import Any
 
 
 def say(content: Any) -> None:
-    """Print a line or a table, as wide as it needs to be unless a terminal shows it."""
+    """Print a line, or a table that may be 120 characters wide unless it goes to a terminal."""
     from rich.console import Console
 
     console = Console()
+    # In a pipe or a file rich falls back to 80 columns, and would fold the tables.
     if not console.is_terminal:
         console.width = 120
+    # No markup: paths and names of tiers may contain brackets.
     console.print(content, highlight=False, markup=False, soft_wrap=isinstance(content, str))
 
 
 def announce(setting: Any) -> None:
-    """Print what is going to be trained, and what each tier can afford."""
+    """Print what will be trained, and what each tier can afford."""
     from hetperm.report import tables
 
     config = setting.config
@@ -62,7 +64,7 @@ class Bar:
             bars.TimeRemainingColumn(),
         ]
         console = Console(stderr=True)
-        # On a terminal only, and gone at the end: what stays on stderr are warnings and the one line of an error.
+        # Only on a terminal, and removed at the end: stderr keeps warnings and the one line of an error.
         self._bar = bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._first, self._total, self._task, self._last = method, total, None, ("", 0)
 
@@ -73,7 +75,7 @@ class Bar:
             self._bar.start()
 
     def stop(self) -> None:
-        """Leave the bar as it is."""
+        """Remove the bar, if it was shown."""
         if self._task is not None:
             self._bar.stop()
 
@@ -82,7 +84,8 @@ class Bar:
         accuracy = row.get("tail_accuracy_mean", row.get("accuracy_mean", math.nan))
         description = method if math.isnan(accuracy) else f"{method} {accuracy:.3f}"
         last_method, last_epoch = self._last
-        # A resumed method reports all its earlier epochs at once.
+        # A resumed method reports all its earlier epochs at once. Another method, or the same with an epoch that is not
+        # larger (the next seed), starts from zero.
         goes_on = method == last_method and row["epoch"] > last_epoch
         advance = row["epoch"] - last_epoch if goes_on else row["epoch"]
         self._last = method, row["epoch"]
@@ -91,7 +94,7 @@ class Bar:
 
 @contextlib.contextmanager
 def progress(methods: Sequence[str], *, epochs: int, runs: int, quiet: bool) -> Iterator[Bar | None]:
-    """A context with a progress bar, or without one."""
+    """A context that provides a progress bar, or None if `quiet`."""
     if quiet:
         yield None
         return
@@ -104,7 +107,7 @@ def progress(methods: Sequence[str], *, epochs: int, runs: int, quiet: bool) -> 
 
 @contextlib.contextmanager
 def status(*, quiet: bool) -> Iterator[Callable[[str], object]]:
-    """A context with a function that shows what is being done; it does nothing if no terminal is there to show it."""
+    """A context that provides a function to show what is being done; without a terminal it shows nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,6 +1,7 @@
-"""Flags: a dataclass's fields with dashes. Their types say how words are read, and their docstrings are the help.
+"""Flags made from a dataclass: the names of its fields with dashes.
 
-Imports no torch. What was wrong with a flag is said in one line, with the flag and what it takes.
+The type of a field says how its flag is read, and the docstring below it is the help. An error is one line that names
+the flag and what it takes. Imports no torch.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from hetperm.advice import closest, did_you_mean
 from hetperm.checks import COMMAS, choices_of, hints_of, members, split, unwrapped
 
-# type -> (how help calls it, how an error calls it)
+# type -> (its name in help, its name in an error)
 TYPES = {
     int: ("INT", "a whole number"),
     float: ("FLOAT", "a number"),
@@ -31,7 +32,7 @@ class UsageError(ValueError):
 
 
 def parse(kind: type, args: Sequence[str], *, prog: str) -> Any:
-    """An instance of the dataclass `kind` with what flags say; prints the help and exits if they ask for it."""
+    """An instance of the dataclass `kind`, filled from flags; --help prints the help and exits."""
     parser = FlagParser(kind, prog=prog, defaults=kind())
     given = parser.read(args)
     if given.pop("help", False):
@@ -71,15 +72,16 @@ class FlagParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
 
     def read(self, args: Sequence[str]) -> dict[str, Any]:
-        """Field -> value, of the flags that were given; a `UsageError` if they make no sense."""
+        """Field -> value for the flags that were given; raises a `UsageError` if they make no sense."""
         try:
             given, rest = self.parse_known_args(_words(args))
         except argparse.ArgumentError as error:
-            # Our readers raise errors of their own. What is left to argparse: a value that is missing, or, for a
-            # switch, which goes by two names (--quiet/--no-quiet), one too many.
+            # Our own readers raise UsageError, so argparse is left with two complaints: a value is missing, or a switch
+            # was given one. A switch has two names (--quiet/--no-quiet), which tells them apart.
             flag, *opposite = error.argument_name.split("/")
             reason = "it takes no value" if opposite else "the value is missing"
             raise UsageError(f"{flag}: {reason}; see --help") from None
+        # Flags before other words: what follows an unknown flag is only its value.
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("--")), None)
         if unknown:
             close = closest(unknown, self.flags)
@@ -95,7 +97,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Help that breaks no word at its hyphens: they are names, such as heterofl-ft."""
+    """Help that never breaks a line at a hyphen, because words such as heterofl-ft are names."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
@@ -112,7 +114,7 @@ def flag_of(name: str) -> str:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """Field -> the docstring below it. Python keeps none of these, so they are read from the source."""
+    """Field -> the docstring below it, read from the source because Python does not keep it."""
     try:
         (definition,) = ast.parse(inspect.getsource(kind)).body
     except OSError:  # installed without its source: flags work, and help is shorter
@@ -124,11 +126,11 @@ def field_docstrings(kind: type) -> dict[str, str]:
     }
 
 
-# Words
+# Reading words
 
 
 class _Read(argparse.Action):
-    """Stores what `read` makes of the words after a flag."""
+    """Store the words after a flag, converted by `read`."""
 
     def __init__(self, *args: Any, read: Any, **options: Any):
         super().__init__(*args, **options)
@@ -142,7 +144,7 @@ class _Read(argparse.Action):
 
 
 def _reading(hint: Any) -> dict[str, Any]:
-    """What argparse needs to know to read the words of a flag of this type."""
+    """The arguments of `add_argument` for a flag of this type."""
     kind, notes = unwrapped(hint)
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -169,6 +171,7 @@ def value_of(kind: Any, word: str) -> Any:
     choices, types = choices_of(kind), [member for member in members(kind) if member in TYPES]
     if word in choices:
         return word
+    # Before the types: for `str | None`, the word None would be a text like any other.
     if word == "None" and NoneType in members(kind):
         return None
     for member in types:
@@ -189,7 +192,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _shown(value: Any, hint: Any) -> str:
-    """A default as one would type it."""
+    """A default as it would be typed."""
     if not isinstance(value, tuple):
         return str(value)
     _, notes = unwrapped(hint)

@@ -1,4 +1,4 @@
-"""The command line: which command runs, and with which status it ends. Imports torch only once something is run."""
+"""The command line: find the command, run it, exit with its status. Imports torch only when a command needs it."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ def report(args: Sequence[str]) -> None:
     say(f"written to {path}")
 
 
-# A command's words -> what runs it, and a line for --help
+# Name of a command -> (what runs it, its line in --help)
 COMMANDS: dict[str, tuple[Command, str]] = {
     "train": (train.main, "train personal models and compare with rivals"),
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def script(command: Command) -> None:
-    """Run a script's command with the words it was started with, and exit with its status."""
+    """Run the command of a script with the script's own arguments, and exit with its status."""
     sys.exit(guarded(command, sys.argv[1:]))
 
 
@@ -75,9 +75,11 @@ def guarded(command: Command, args: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         command(args)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
+        # Python flushes stdout once more at exit, and would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    # Kinds of errors whose message explains them. A kind that is caught nowhere here is a bug, and keeps its traceback.
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         if os.environ.get("HETPERM_TRACEBACK"):
             raise
@@ -89,7 +91,7 @@ def guarded(command: Command, args: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
-        return 130
+        return 130  # 128 + SIGINT, the convention of shells
     return 0
 
 

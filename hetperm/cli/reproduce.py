@@ -11,7 +11,7 @@ from hetperm.cli.flags import UsageError
 from hetperm.cli.train import parse_train
 from hetperm.config import SHIPPED, Config
 
-# Experiment (a configuration of the same name, with a grid in configs/tuning) -> the methods that are compared in it
+# Experiment -> the methods it compares. It has a configuration of its name, and a grid in configs/tuning.
 EXPERIMENTS = {
     "synthetic": ("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
     "digits": (
@@ -21,7 +21,7 @@ EXPERIMENTS = {
 }
 EXPERIMENTS |= dict.fromkeys(("mnist-label-shift", "cifar10"), EXPERIMENTS["digits"])
 SEEDS = (0, 1, 2)
-TUNING_SEEDS = (100,)  # other data than those that results are reported on
+TUNING_SEEDS = (100,)  # tuning must not see the data that results are reported on
 USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method; writes figure.png and table.md
        hetperm reproduce tune EXPERIMENT [FLAGS]   choose the rivals' parameters on validation data
 
@@ -43,7 +43,8 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(experiment: str, args: Sequence[str]) -> None:
-    """Run every method with every seed, and write figure and tables beside the runs."""
+    """Run every method with every seed, and write a figure and tables beside the runs."""
+    # The curves show methods as they would be deployed, so fine-tuning is also evaluated on the way (eval_finished).
     base = configuration.load(experiment).override(
         name=f"reproduce-{experiment}", baselines=EXPERIMENTS[experiment], seeds=SEEDS, eval_finished=4
     )
@@ -58,11 +59,12 @@ def run(experiment: str, args: Sequence[str]) -> None:
 
 
 def tune(experiment: str, args: Sequence[str]) -> None:
-    """Run every point of the grid, and write the best of each method on validation data."""
+    """Run every point of the grid, and write the best point of each method on validation data."""
     base = configuration.load(experiment).override(
         name=f"tune-{experiment}", baselines=EXPERIMENTS[experiment], seeds=TUNING_SEEDS
     )
     config = _with_flags(base, args, prog=f"hetperm reproduce tune {experiment}")
+    # A point is judged by its final models: evaluations on the way would only cost time.
     config = config.override(eval_every=config.epochs, eval_finished=0)
     from hetperm.runs import files, reproduce
 
@@ -77,7 +79,7 @@ def tune(experiment: str, args: Sequence[str]) -> None:
 
 
 def grid_file(experiment: str) -> Path:
-    """The file that lists, for every method and parameter of an experiment, the values to try."""
+    """The file that lists the values to try for every method and parameter of an experiment."""
     return SHIPPED / "tuning" / f"{experiment}.toml"
 
 
@@ -88,7 +90,7 @@ def _with_flags(base: Config, args: Sequence[str], *, prog: str) -> Config:
 
 
 def started_by() -> str:
-    """The command that this process was started with, as one would type it."""
+    """The command that started this process, as it would be typed."""
     program = Path(sys.argv[0]).name
     start = "python -m hetperm" if program == "__main__.py" else program
     start = f"python scripts/{program}" if start.endswith(".py") else start

@@ -22,6 +22,7 @@ def main(args: Sequence[str]) -> None:
     limit, enforcement = limits.choose(options.enforce)
     from hetperm.runs import files
 
+    # A model may be written as timm:NAME, with slashes in NAME; only the last part can name a folder.
     name = f"resources-{tiers.name}-{options.model.rpartition(':')[2].rpartition('/')[2]}"
     folder = files.run_folder(options.out, name)
     result = _measure(options, tiers, limit, enforcement)
@@ -35,14 +36,15 @@ def main(args: Sequence[str]) -> None:
 
 
 def _measure(options: Options, tiers: Profile, limit: limits.Limit | None, enforcement: str) -> dict[str, Any]:
-    """What resources.json holds."""
+    """The results, as resources.json holds them."""
     from hetperm.bench.devices.device import Devices
 
     with status(quiet=options.quiet) as show:
         show("starting Python and torch")
         with Devices() as devices, Devices(caches=True) as timer:
-            # Torch is imported here only once the devices run: what keeps them from starting, and is said in one
-            # line, would keep it from being imported.
+            # Called for its error: a --device-mb that is too small should fail before anything is measured. It also
+            # waits for the devices, and torch is imported only after that: a memory limit that does not let torch load
+            # then stops a device first, which is reported in one line.
             limits.allowed_bytes(0, 0, baseline=devices.baseline, device_mb=options.device_mb)
             from hetperm.bench.devices.run import Machinery, run
 

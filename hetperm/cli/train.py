@@ -1,4 +1,4 @@
-"""``hetperm train``: flags on top of a configuration's file, a run or a sweep over seeds, and its tables."""
+"""``hetperm train``: read the configuration and flags, run once or for several seeds, and print the tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,8 +34,9 @@ CONFIG_HELP = (
 
 
 def main(args: Sequence[str]) -> None:
-    """Write a run, or one for each seed, and print its tables."""
+    """Train once, or once for each seed, and print the tables."""
     config = parse_train(args)
+    # Only now: --help and bad flags need not wait for torch.
     from hetperm.runs import experiment
 
     methods = (config.algorithm, *config.baselines)
@@ -43,6 +44,7 @@ def main(args: Sequence[str]) -> None:
     with console.progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
 
         def on_start(setting: Any) -> None:
+            # The bar comes second, or the lines would be printed into it.
             console.announce(setting)
             if bar:
                 bar.start()
@@ -58,15 +60,16 @@ def main(args: Sequence[str]) -> None:
 
 
 def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = "hetperm train") -> Config:
-    """The configuration that flags stand for, on top of the file that --config names, or of `base`.
+    """The configuration given by flags, on top of the file that --config names, or of `base`.
 
-    Without either it is the configuration that comes with hetperm for the data set, if there is one.
+    Without either, flags change the configuration that is shipped for the data set, if there is one.
     """
     given = _parser(prog, Config()).read(args)
     if {"seed", "seeds"} <= given.keys():
         raise UsageError("--seed and --seeds exclude each other; leave one of them out")
     asked = given.pop("help", False)
     base = _base(given.pop("config", []), given.get("dataset", Config().dataset), base)
+    # A second parser, because help shows the values that flags would change.
     if asked:
         _parser(prog, base).exit_with_help()
     if given.get("model", base.model) != base.model:
@@ -83,7 +86,7 @@ def _parser(prog: str, defaults: Config) -> FlagParser:
 
 
 def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
-    """The configuration that flags are put on top of."""
+    """The configuration that flags change."""
     if len(files) > 1:
         raise UsageError(f"--config is given {len(files)} times ({', '.join(files)}); give it once")
     if files and base is not None:
@@ -92,5 +95,6 @@ def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
         return configuration.load(files[0])
     if base is not None:
         return base
+    # A data set may hold a path (leaf:PATH), which must not lead to a file elsewhere.
     shipped = configuration.SHIPPED / f"{dataset}.toml"
     return configuration.load(shipped) if "/" not in dataset and shipped.is_file() else Config()

@@ -2,7 +2,7 @@
 
 Train, validation and test pools are separated first, and a training image belongs to at most one client. A client is
 scored on the whole test pool, restricted to its classes and passed through its own label map or rotation; validation
-data are made of the validation pool in the same way. Where every client is a writer, it is scored on its own images.
+data are made from the validation pool in the same way. Where every client is a writer, it is scored on its own images.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from hetperm.data.partition import Share, divide
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Clients with their data, and what a model for them must take and give.
+    """Clients with their data, and the inputs and outputs that a model for them must have.
 
     Attributes:
         in_channels: channels of an image, or the number of features if ``image_size`` is None.
@@ -36,14 +36,14 @@ class Problem:
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """The group of every client, or None if the partition knows none."""
+        """The group of every client, or None if the partition has no groups."""
         groups = tuple(client.group for client in self.clients)
         return None if None in groups else groups
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a data set; `load` says what it means."""
+    """The arguments of `load`, which explains them."""
 
     name: str
     num_clients: int
@@ -73,8 +73,8 @@ def load(
     Args:
         name: one of `DATASETS`; ``imagefolder:PATH`` and ``leaf:PATH`` are read from that folder.
         partition: ``iid``, ``classes:k``, ``class-groups:k``, ``dirichlet:a``, ``label-shift:g``, ``rotation:g`` or, of
-            a LEAF set, ``writer``. None leaves the synthetic set in its two halves, which are ``label-shift:2``, and a
-            LEAF set to its writers.
+            a LEAF set, ``writer``. None keeps the division that a set comes with: two halves (``label-shift:2``) for
+            the synthetic set, writers for a LEAF set.
         samples_per_client: training samples of a client; None or ``"all"`` deals out the whole training pool (of the
             synthetic set: the paper's 500).
         validation_share: share of the images outside the test pool that is kept for validation (of the synthetic set:
@@ -98,8 +98,9 @@ def load(
 
 
 def _maker(name: str) -> Callable[[Wanted], Problem]:
-    """What makes the data set of that name."""
+    """The function that makes the data set of that name."""
     kind, colon, path = name.partition(":")
+    # Sets that are read from a folder need a path after the colon; the others allow no colon.
     if kind in DATASETS and (bool(path) if kind in WITH_PATH else not colon):
         return DATASETS[kind]
     close = closest(kind, DATASETS)
@@ -124,6 +125,7 @@ def _synthetic(wanted: Wanted) -> Problem:
 
 
 def _imagefolder(wanted: Wanted) -> Problem:
+    # The folder is part of the name: data_dir and download have no meaning here, or for LEAF.
     return _images(lambda *_: folder.read(_path(wanted.name), wanted.image_size), wanted)
 
 
@@ -153,6 +155,7 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         seed=wanted.seed,
         writers=train.writer,
     )
+    # Measured on training images only: nothing about the test pool may reach the inputs.
     views = Views(pools, partial(images.prepare, source=images.measured(source, train), image_size=wanted.image_size))
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
@@ -169,7 +172,7 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
 class Views:
     """The pools as clients see them: turned, with other labels, only some classes.
 
-    What clients see alike is made once: 50 clients hold one test pool, or one for each rotation.
+    What several clients see is made once: 50 clients share one test pool, or one for each rotation.
 
     Args:
         pools: train, val and test; `prepare`: (pixels, degrees=) -> inputs of a model.
@@ -177,13 +180,14 @@ class Views:
 
     def __init__(self, pools: Mapping[str, images.Images], prepare: Callable[..., torch.Tensor]):
         self.pools, self.prepare = pools, prepare
+        # Caches of this object, not of its methods: they are freed with it. Their keys are tuples, which can be hashed.
         self.pixels = cache(lambda part: pools[part].pixels())
         self.inputs = cache(lambda part, degrees: prepare(self.pixels(part), degrees=degrees))
         self.answers = cache(lambda part, labels: torch.tensor(labels)[pools[part].y])
         self.rows = cache(lambda part, classes: torch.isin(pools[part].y, torch.tensor(classes)).nonzero().squeeze(1))
 
     def client(self, i: int, share: Share) -> Client:
-        """Client i, with a shard of its own and views of the pools that it is tuned and scored on."""
+        """Client i, with its own shard and views of the pools that it is tuned and scored on."""
         shard = self._own(self.pools["train"].take(share.rows), share)
         return Client(shard, self._seen("val", share), self._seen("test", share), group=share.group, key=i)
 
@@ -191,7 +195,7 @@ class Views:
         return self.prepare(some.pixels(), degrees=share.degrees), torch.tensor(share.labels)[some.y]
 
     def _seen(self, part: str, share: Share) -> Pair | None:
-        """A pool as a client sees it; None if nothing of it is for this client."""
+        """A pool as a client sees it; None if it holds nothing for this client."""
         if share.writer is not None:
             mine = (self.pools[part].writer == share.writer).nonzero().squeeze(1)
             return self._own(self.pools[part].take(mine), share) if len(mine) else None
@@ -199,6 +203,7 @@ class Views:
         if len(rows) == 0:
             return None
         pool = self.inputs(part, share.degrees), self.answers(part, share.labels)
+        # With all rows, the shared pool itself: a view would copy it each time it is read.
         return pool if len(rows) == len(pool[1]) else View(pool, rows)
 
 

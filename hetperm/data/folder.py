@@ -1,7 +1,7 @@
-"""Folders of images, a folder for every class, listed as torchvision's ImageFolder does.
+"""Images in one folder for every class, listed as torchvision's ImageFolder does.
 
-Only the images that are asked for are decoded, and nothing is written. Every image is made RGB; all have one size, or
-are resized to one while they are decoded.
+Only images that are needed are decoded, and nothing is written. Every image is converted to RGB. All must have one
+size, unless they are resized to one while they are decoded.
 """
 
 import os
@@ -24,8 +24,8 @@ class Files:
     """Square RGB images on disk.
 
     Attributes:
-        paths: one file each.
-        side: of every image once it is decoded.
+        paths: the file of each image.
+        side: the side of every image once it is decoded.
         like: the file whose size all must have; None if they are resized to `side`.
     """
 
@@ -42,13 +42,14 @@ class Files:
         return replace(self, paths=tuple([self.paths[row] for row in rows.tolist()]))
 
     def decode(self) -> Tensor:
-        """uint8 (n, 3, side, side)."""
+        """The images in memory, uint8 (n, 3, side, side)."""
         x = np.empty(self.shape, dtype=np.uint8)
 
         def fill(start: int) -> None:
             for k, path in enumerate(self.paths[start : start + CHUNK], start):
                 x[k] = self._decode(path).transpose(2, 0, 1)
 
+        # Each chunk fills its own rows of one array, so that nothing has to be joined and order does not matter.
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(fill, range(0, len(self.paths), CHUNK)))  # the list raises what a thread has raised
         return torch.from_numpy(x)
@@ -70,8 +71,8 @@ class Files:
 def read(root: Path, image_size: int | None = None) -> Source:
     """The images of ``root/CLASS/``, or of ``root/train/CLASS/`` with ``test`` and ``val`` beside ``train``.
 
-    Test and validation images that have no folder are taken of every class in proportion. Classes are numbered in the
-    order of their names.
+    Without a folder of their own, test and validation images are taken from every class in proportion. Classes are
+    numbered in the order of their names.
 
     Args:
         image_size: side to resize images to; None if they are squares of one size.
@@ -90,6 +91,7 @@ def read(root: Path, image_size: int | None = None) -> Source:
     others = {}
     for part in parts[1:]:
         names, paths, answers = _listing(root / part)
+        # Each folder numbers its classes by name: the numbers only agree if the names do.
         odd = sorted({*classes} ^ {*names})
         if odd:
             there, missing = ("train", part) if odd[0] in classes else (part, "train")
@@ -122,6 +124,7 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
 
     if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
+    # Empty classes are allowed here, so that our own error below can say which one and what to do.
     listing = ImageFolder(str(folder), allow_empty=True)
     if not listing.samples:
         raise FileNotFoundError(f"{folder} holds no images; they are looked for by their ending, such as .jpg or .png")
@@ -133,7 +136,7 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
 
 
 def _side(path: str, image_size: int | None) -> tuple[int, str | None]:
-    """The side of all images, and the file that it was read from; None if it was given."""
+    """The side of all images, and the file that it was read from, or None if the side was given."""
     if image_size is not None:
         return image_size, None
     image = _open(path)
@@ -147,7 +150,7 @@ def _size(image) -> str:
 
 
 def _open(path: str):
-    """The image as 8-bit RGB; an error that names the file if it cannot be."""
+    """The image as 8-bit RGB; an error names the file if it cannot be read."""
     from PIL import Image
 
     try:
@@ -156,6 +159,6 @@ def _open(path: str):
     except Exception as error:  # a broken file can raise nearly anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OSError(f"{path} cannot be read as an image ({reason}); replace or remove it") from error
-    if mode[0] in "IF":  # converted, all that is not nearly black would be white
+    if mode[0] in "IF":  # after a conversion, all that is not nearly black would be white
         raise ValueError(f"{path} has more than 8 bits a channel; convert it to 8 bits")
     return rgb

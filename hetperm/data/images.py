@@ -1,4 +1,4 @@
-"""Labelled images: those of scikit-learn and of torchvision, the pools they are divided into, what is done to them."""
+"""Labelled images: the sets of scikit-learn and torchvision, their division into pools, and their preparation."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from hetperm.randomness import generator_for
 
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
-MEASURED = 500  # training images that mean and deviation are measured on, of a set without published ones
+MEASURED = 500  # training images on which mean and deviation are measured, if none are published
 
 
 class Undecoded(Protocol):
@@ -44,11 +44,11 @@ class Images:
         return len(self.y)
 
     def take(self, rows: Tensor) -> "Images":
-        """Those rows; nothing is decoded."""
+        """The images of some rows; nothing is decoded."""
         return Images(self.x[rows], self.y[rows], None if self.writer is None else self.writer[rows])
 
     def pixels(self) -> Tensor:
-        """x in memory."""
+        """The images as a tensor, decoded if they were not."""
         return self.x if isinstance(self.x, Tensor) else self.x.decode()
 
 
@@ -57,13 +57,13 @@ class Source:
     """A data set as it is stored.
 
     Attributes:
-        images: what is divided into training, validation and test images.
-        test: its own test images; None if they are to be taken of `images`.
-        peak: the value of a white pixel; mean, std: of pixels divided by it, for all channels or (channels, 1, 1); None
-            if they are to be measured.
-        val: its own validation images; None if they are to be taken of `images`.
-        strata: (n,) what each of `images` belongs to, where validation and test images are to be taken of every one of
-            these in proportion; None if they are taken of the whole.
+        images: the images to divide into training, validation and test images.
+        test: its own test images; None if they are to be taken from `images`.
+        peak: the value of a white pixel.
+        mean, std: of pixels divided by `peak`, for all channels or (channels, 1, 1); None if they are to be measured.
+        val: its own validation images; None if they are to be taken from `images`.
+        strata: (n,) a label for each of `images`: validation and test images are taken from every label in proportion;
+            None if they are taken from the whole.
     """
 
     images: Images
@@ -128,11 +128,11 @@ def _idx(folder: str, *parts: str) -> list[Path]:
 def _torchvision(
     name: str, kind: str, data_dir: str | Path | None, download: bool, *, files: list[Path], axes: str, **options: str
 ) -> tuple[Images, Images]:
-    """The training and the test images of a torchvision set; an error that says what to do if they are not there.
+    """The training and the test images of a torchvision set; if they are missing, an error says what to do.
 
     Args:
         kind: name of the class in torchvision.datasets; ``options`` are for it.
-        files: what must be there, relative to ``data_dir``, all in one folder.
+        files: the files it needs, relative to ``data_dir``, all in one folder.
         axes: einops pattern from torchvision's layout of the images to (n, channels, height, width).
     """
     from torchvision import datasets
@@ -162,9 +162,9 @@ def _torchvision(
 def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Images]:
     """The training, validation and test pools: separated before anything else, so that no client's choice mixes them.
 
-    The test pool is the set's own; where it has none it is the first fifth of a random order. ``validation_share`` is
-    taken of the rest, unless the set has validation images of its own. A set with strata is divided stratum by stratum,
-    and every stratum keeps a training image.
+    A set without test images gives the first fifth of a random order to the test pool. ``validation_share`` is taken
+    from the rest, unless the set has its own validation images. A set with strata is divided stratum by stratum, and
+    every stratum keeps a training image.
     """
     n = len(source.images)
     order = torch.randperm(n, generator=generator_for(seed, "pools"))
@@ -174,7 +174,7 @@ def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Im
         cut = fifth + (0 if source.val is not None else _some(validation_share, len(rows) - fifth))
         pool[rows[:cut]] = 1
         pool[rows[:fifth]] = 2  # the first of those rows, so that a larger validation share moves no test image
-    # In random order, whatever the strata: who reads a shard from its beginning meets all classes.
+    # In random order even with strata, so that the first images of a pool (see `measured`) are of all classes.
     train, val, test = (source.images.take(order[pool[order] == k]) for k in range(3))
     return {
         "train": train,
@@ -184,17 +184,19 @@ def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Im
 
 
 def order_by(strata: Tensor, order: Tensor) -> tuple[Tensor, ...]:
-    """The rows of ``order``, apart for every stratum, each in that order.
+    """The rows of ``order`` split by stratum; each part keeps their order.
 
     Example:
         >>> order_by(torch.tensor([7, 5, 7]), torch.tensor([2, 1, 0]))
         (tensor([1]), tensor([2, 0]))
     """
+    # `unique` sorts the strata as argsort does, and a stable sort keeps the order within each of them.
     sizes = strata.unique(return_counts=True)[1]
     return order[strata[order].argsort(stable=True)].split(sizes.tolist())
 
 
 def _some(share: float, n: int) -> int:
+    # Never all: a stratum keeps an image for training.
     return min(share_of(share, n), max(0, n - 1))
 
 
@@ -210,6 +212,7 @@ def measured(source: Source, train: Images) -> Source:
     x = train.take(torch.arange(min(MEASURED, len(train)))).pixels().double() / source.peak
     # Four digits, as published values have them: the order in which threads add cannot change them.
     std, mean = (figure.round(decimals=4).tolist() for figure in torch.std_mean(x, dim=(0, 2, 3), correction=0))
+    # The deviation of a constant channel is 0, which nothing can be divided by.
     return replace(source, mean=_per_channel(mean), std=_per_channel([value or 1.0 for value in std]))
 
 
@@ -228,6 +231,7 @@ def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees
     x = x.float() / source.peak
     if image_size is not None and tuple(x.shape[-2:]) != (image_size, image_size):
         x = F.interpolate(x, size=(image_size, image_size), mode="bilinear", antialias=True, align_corners=False)
+    # Rotated before the shift: the corners are filled with 0, which is black only here.
     return ((rotate(x, degrees) - source.mean) / source.std).contiguous()  # a quarter turn only swaps strides
 
 

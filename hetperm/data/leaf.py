@@ -1,7 +1,7 @@
 """LEAF json (Caldas et al., 2018): images with their writers, such as FEMNIST.
 
-A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [[...], ...], "y": [...]}}}``, an image one
-flat list of its pixels.
+A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [[...], ...], "y": [...]}}}``. An image is
+one flat list of pixels.
 """
 
 import json
@@ -20,7 +20,7 @@ Samples = tuple[np.ndarray, np.ndarray]  # float32 (n, pixels) and int64 (n,)
 def read(root: Path) -> Source:
     """The images of ``root/train/*.json`` and ``root/test/*.json``, or of ``root/*.json``; writers in order of name.
 
-    Test images that have no folder are taken of every writer in proportion, and so are validation images.
+    Without a test folder, test images are taken from every writer in proportion. Validation images always are.
     """
     if not root.is_dir():
         raise FileNotFoundError(
@@ -33,6 +33,7 @@ def read(root: Path) -> Source:
     # One numbering for both folders: a writer's test images must find its training images.
     names = {user: number for number, user in enumerate(sorted(set().union(*parts)))}
     images, *test = [_joined(part, names) for part in parts]
+    # The largest class may occur in one of the folders only.
     kinds = 1 + max([int(part.y.max()) for part in (images, *test)])
     sides = {part.x.shape[-1] for part in (images, *test)}
     if len(sides) > 1:
@@ -73,6 +74,7 @@ def _users(folder: Path) -> dict[str, Samples]:
         raise FileNotFoundError(
             f"{folder} holds no {'samples' if files else '.json files'}; point leaf:PATH at LEAF's data"
         )
+    # By name, so that it does not matter how LEAF spread its users over files.
     return dict(sorted(users.items()))
 
 

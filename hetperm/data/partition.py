@@ -3,7 +3,7 @@
 A partition says what a client's data look like; dealing then hands every training image to at most one client. How many
 images of a class a client gets is drawn, never exactly balanced: balanced shards would differ from one another by less
 than chance, and everything that compares a difference with chance would be misled. Groups are as even as N allows, and
-drawn apart from anything else about a client.
+are drawn independently of everything else about a client.
 """
 
 import math
@@ -25,10 +25,10 @@ class Share:
     Attributes:
         rows: (n,) rows of the training pool, ascending.
         classes: the classes of the pool it is scored on.
-        group: its group, or None if the partition knows none.
-        labels: what it calls each class of the pool: ``labels[y]`` stands for y.
+        group: its group, or None if the partition has no groups.
+        labels: its label for each class of the pool: y becomes ``labels[y]``.
         degrees: how far its images are turned, counter-clockwise.
-        writer: whose images it holds and is scored on, and nobody else's; None if they are not one writer's.
+        writer: the one writer whose images it holds and is scored on; None if its images have no common writer.
     """
 
     rows: Tensor
@@ -44,8 +44,8 @@ class _Plan:
     """What clients' data look like, before any image is dealt.
 
     Attributes:
-        mix: (N, C) logarithm of the share of each class in each client's data; None if all are as the pool.
-        held: (N, C) the classes of each client, where they are chosen; else those it happens to have images of.
+        mix: (N, C) logarithm of the share of each class in each client's data; None if all are like the pool.
+        held: (N, C) the classes of each client; None: those it happens to get images of.
         groups: (N,) group of each client, or None.
         labels: the label map of each group, or None for the labels as they are.
         degrees: the rotation of each group, or None.
@@ -73,8 +73,8 @@ def divide(
     Args:
         partition: such as ``label-shift:2``.
         labels: (n,) classes of the training pool.
-        samples_per_client: None deals out every image that a client may hold: in equal parts where clients are as the
-            pool, and otherwise each image to one of the clients that hold its class, by how much of it they hold.
+        samples_per_client: None deals out every image that a client may hold. Clients that are like the pool get equal
+            parts. Otherwise each image goes to a client that holds its class, drawn by how much of it each one holds.
         writers: (n,) who made each image of the training pool; None if the data do not say.
 
     Example:
@@ -96,7 +96,7 @@ def divide(
             f"{num_clients} clients cannot share the {len(y)} training images there are; lower num_clients"
         )
     plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
-    # A stream apart from the plan: how many images are dealt changes nobody's group or classes.
+    # Another stream than the plan's: how many images are dealt changes nobody's group or classes.
     rng = np.random.default_rng(seed_for(seed, "deal"))
     if plan.mix is None:
         owner = _deal_alike(len(y), num_clients, samples_per_client, rng)
@@ -121,10 +121,10 @@ def _share(i: int, rows: np.ndarray, y: np.ndarray, plan: _Plan, num_classes: in
 def by_writer(
     writers: Tensor | None, num_clients: int, num_classes: int, *, samples_per_client: int | None = None, seed: int
 ) -> tuple[Share, ...]:
-    """Every client one writer, in the order of the writers' numbers: nothing is dealt, the data come divided.
+    """One writer for each client, in the order of the writers' numbers; the data come divided, so nothing is dealt.
 
-    Which writers take part is drawn, so that those of a smaller federation are among those of a larger one. With
-    ``samples_per_client`` they are drawn of the writers who have as many training images.
+    Which writers take part is drawn, and the writers of a smaller federation are among those of a larger one. With
+    ``samples_per_client``, only writers with that many training images are drawn.
 
     Args:
         writers: (n,) who made each image of the training pool.
@@ -150,11 +150,13 @@ def by_writer(
     def share(k: int) -> Share:
         name, rows = int(names[k]), rows_of[k]
         if samples_per_client is not None:
+            # A generator for each writer: its images do not depend on who else takes part.
             rng = np.random.default_rng(seed_for(seed, "deal", "writer", name))
             rows = np.sort(rng.choice(rows, samples_per_client, replace=False))
         everything = tuple(range(num_classes))
         return Share(torch.from_numpy(rows), everything, group=None, labels=everything, degrees=0.0, writer=name)
 
+    # The beginning of one permutation, so that more clients only add writers.
     return tuple(share(k) for k in np.sort(rng.permutation(able)[:num_clients]))
 
 
@@ -203,7 +205,7 @@ def _forms() -> list[str]:
 
 
 def iid(_: None, N: int, C: int, rng: np.random.Generator) -> _Plan:
-    """Every client as the pool."""
+    """Every client has data like the pool."""
     return _Plan()
 
 
@@ -232,10 +234,11 @@ def class_groups(k: int, N: int, C: int, rng: np.random.Generator) -> _Plan:
 
 
 def dirichlet(a: float, N: int, C: int, rng: np.random.Generator) -> _Plan:
-    """The classes of each client mixed by a draw from Dirichlet(a): one class for small a, as the pool for large a."""
+    """Each client's classes are mixed by a draw from Dirichlet(a): one class for small a, like the pool for large a."""
     # In logarithms, by Gamma(a) = Gamma(a + 1) U^(1/a): for small a nearly all of the shares are below the least float.
     with np.errstate(over="ignore"):
         log_gamma = np.log(rng.standard_gamma(a + 1, (N, C))) + np.log(1 - rng.random((N, C))) / a
+    # Not -inf: that would say that the client may not hold the class at all, and a row of it has no sum.
     log_gamma = np.maximum(log_gamma, -1e300)
     return _Plan(mix=log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True))
 
@@ -293,6 +296,7 @@ def _deal_all(y: np.ndarray, mix: np.ndarray, partition: str, rng: np.random.Gen
             rows = np.flatnonzero(y == c)
             owner[rows] = rng.choice(len(mix), size=len(rows), p=_shares(weights))
     # Nobody may stay without images, and one is too few for batch statistics: the richest give, one image at a time.
+    # Everybody has a first image before anybody is given a second.
     for least in (1, 2):
         _level(owner, y, mix > -np.inf, least, rng)
     sizes = np.bincount(owner[owner >= 0], minlength=len(mix))
@@ -307,11 +311,14 @@ def _deal_all(y: np.ndarray, mix: np.ndarray, partition: str, rng: np.random.Gen
 def _level(owner: np.ndarray, y: np.ndarray, may_hold: np.ndarray, least: int, rng: np.random.Generator) -> None:
     """Move images, in place, to clients with fewer than ``least`` from the richest clients that hold more."""
     sizes = np.bincount(owner[owner >= 0], minlength=len(may_hold))
+    # argmax takes the first of equals: in this order, the image is drawn from all those of the richest.
     order = rng.permutation(len(y))
     for i in np.flatnonzero(sizes < least):
         while sizes[i] < least:
+            # Images without an owner (-1) would show the size of the last client; the condition masks them.
             wealth = np.where((owner[order] >= 0) & may_hold[i, y[order]], sizes[owner[order]], 0)
             row = order[wealth.argmax()]
+            # Nobody who could give has more than is needed: moving an image would only move the gap.
             if wealth.max() <= least:
                 break
             sizes[owner[row]] -= 1
@@ -322,6 +329,7 @@ def _level(owner: np.ndarray, y: np.ndarray, may_hold: np.ndarray, least: int, r
 def _deal_some(y: np.ndarray, mix: np.ndarray, samples: int, partition: str, rng: np.random.Generator) -> np.ndarray:
     owner = np.full(len(y), -1)
     decks = [rng.permutation(np.flatnonzero(y == c)) for c in range(mix.shape[1])]
+    # In random order, because those who come late find some classes used up.
     for i in rng.permutation(len(mix)):
         need = samples
         while need:  # every pass is the last or empties a deck
@@ -342,5 +350,6 @@ def _deal_some(y: np.ndarray, mix: np.ndarray, samples: int, partition: str, rng
 
 def _shares(weights: np.ndarray) -> np.ndarray:
     """Log weights as shares that sum to one."""
+    # Relative to the largest, or all might be too small for a float.
     shares = np.exp(weights - weights.max())
     return shares / shares.sum()

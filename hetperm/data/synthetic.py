@@ -32,12 +32,13 @@ def clients(
 ) -> tuple[Client, ...]:
     """Clients 1 to N/2 (group 0) and the rest (group 1), numbered as in the paper; class 1 stands for y = +1.
 
-    A client's training samples depend on the seed, its key, its group and their number, and on nothing else; so do the
-    others.
+    The training samples of a client depend on the seed, its key, its group and their number, and on nothing else. The
+    same holds for its validation and its test samples.
     """
     w = teacher(seed, d=d)
 
     def client(i: int) -> Client:
+        # The paper counts clients from 1.
         group = int(2 * (i + 1) > num_clients)
         sizes = {"train": samples, "val": validation, "test": test}
         pairs = {part: _draw(w, n, group=group, seed=seed, key=(i, part)) for part, n in sizes.items() if n}
@@ -53,7 +54,9 @@ def teacher(seed: int, *, d: int = DIMENSION) -> Tensor:
 
 def _draw(w: Tensor, n: int, *, group: int, seed: int, key: tuple) -> tuple[Tensor, Tensor]:
     sign = 1 - 2 * group
+    # The square root of the variances, k^-1.2.
     deviation = torch.arange(1, len(w) + 1, dtype=torch.float64) ** -0.6
     noise = torch.randn(n, len(w), generator=generator_for(seed, "synthetic", *key), dtype=torch.float64)
+    # Rounded before it is labelled: the label belongs to the x that a model sees.
     x = (sign * _MEAN + noise * deviation).float()
     return x, (sign * (x.double() @ w) > 0).long()

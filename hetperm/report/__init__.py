@@ -1,1 +1,1 @@
-"""What a run folder holds, as tables, pictures and a page. Reads files, writes none, imports no other room."""
+"""Tables, pictures and a page made from a run folder. Reads files, writes none, and imports no other subpackage."""

@@ -1,4 +1,4 @@
-"""What a run folder holds: its summary with names and types, its tables as rows, its pictures as bytes."""
+"""Read a run folder: its summary with names and types, its tables as rows, its pictures as bytes."""
 
 import csv
 import json
@@ -17,11 +17,11 @@ Part = TypeVar("Part")
 
 
 def is_blank(value: Any) -> bool:
-    """Whether there is nothing to show: None, or a float that is not finite."""
+    """Whether a value has nothing to show: it is None, or a float that is not finite."""
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
-# summary.json: None stands for null and for what an older or shorter summary does not have
+# summary.json. None stands for null, and for a key that an older or shorter summary lacks.
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Tier:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the mixing weights alpha say, as means over clients; no `same_group_mass` if groups are not known.
+    """Statistics of the mixing weights alpha, each a mean over clients; `same_group_mass` needs known groups.
 
     Attributes:
-        effective_partners: k if a client learns from k clients alike.
+        effective_partners: 1 / sum of squared weights, which is k if k partners weigh the same.
         nonzero: the clients that a client learns from, itself included.
     """
 
@@ -74,7 +74,7 @@ class Cost:
 
     @property
     def mb_sent(self) -> float:
-        """Traffic down and up."""
+        """Traffic down and up together, in MB."""
         return (self.bytes_down + self.bytes_up) / MB
 
 
@@ -94,6 +94,7 @@ class Method:
             accuracy=_part(Figures, table.get("accuracy", {})),
             loss=_part(Figures, table.get("loss", {})),
             tiers={name: _part(Tier, tier) for name, tier in table.get("tiers", {}).items()},
+            # No default: without mixing weights alpha is None, and not a Mixing full of None.
             alpha=_part(Mixing, table.get("alpha")),
             cost=_part(Cost, table.get("cost", {})),
         )
@@ -109,6 +110,7 @@ class Method:
 
 
 def _part(kind: type[Part], table: Row | None) -> Part | None:
+    # By field, not by key: a summary with fewer or more keys than this version knows can still be read.
     return None if table is None else kind(**{part.name: table.get(part.name) for part in fields(kind)})
 
 
@@ -116,7 +118,7 @@ def _part(kind: type[Part], table: Row | None) -> Part | None:
 class Spread:
     """The standard deviation over seeds of every number of a summary: of its algorithm (`main`) and of its rivals.
 
-    What has no spread is None and not written: words, and all numbers if there is a single seed.
+    A value without a spread is None and is not written: every word, and every number if there is a single seed.
     """
 
     num_clients: float | None = None
@@ -137,7 +139,7 @@ class Spread:
 
 
 def _with_nan(value: Any) -> Any:
-    """A spread as it was before JSON: null was a number that is not finite, for None would not be there."""
+    """The spread with nan for every null: `to_json` leaves None out, so null was a number that is not finite."""
     if isinstance(value, Mapping):
         return {key: _with_nan(item) for key, item in value.items()}
     return math.nan if value is None else value
@@ -163,9 +165,11 @@ class Summary:
     """summary.json of one run, or of several seeds: then all figures are means over them.
 
     Attributes:
-        main: the algorithm's figures, which the file has beside `algorithm`; `baselines`: those of its rivals.
-        seed: of a single run.
-        seeds: empty for a single run, which has neither `spread` nor `paired` (rival -> gain over it) either.
+        main: the algorithm's figures, which stand at the top level of the file.
+        seed: the seed of a single run.
+        baselines: rival -> its figures.
+        seeds: the seeds of several runs; a single run has none, and neither `spread` nor `paired`.
+        paired: rival -> the algorithm's gain over it.
     """
 
     algorithm: str
@@ -182,7 +186,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, table: Row) -> "Summary":
-        """The summary that a JSON object says; it has at least the keys of `NEEDED`."""
+        """The summary in a JSON object, which has at least the keys of `NEEDED`."""
         return cls(
             algorithm=table["algorithm"],
             dataset=table["dataset"],
@@ -198,7 +202,7 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object, its keys in the order of the file; numbers that are not finite are left to the writer."""
+        """The JSON object, with keys in the order of the file; the writer must replace numbers that are not finite."""
         over_seeds = {
             "seeds": list(self.seeds),
             "spread": self.spread.to_json(),
@@ -223,7 +227,7 @@ class Summary:
 
     @property
     def mixing(self) -> dict[str, Mixing]:
-        """method -> what its mixing weights say, of the methods that have them."""
+        """method -> statistics of its mixing weights, for the methods that have them."""
         return {name: method.alpha for name, method in self.methods.items() if method.alpha is not None}
 
     @property
@@ -232,12 +236,13 @@ class Summary:
         return sorted(self.main.tiers, key=lambda name: -or_lowest(self.widest(name).width))
 
     def widest(self, tier: str) -> Tier:
-        """A tier as the method sees it that trains the largest models there: some train the smallest everywhere."""
+        """The tier's figures under the method that trains the largest models there."""
+        # Some methods train the smallest width in every tier, which does not show what the tier can hold.
         entries = [method.tiers[tier] for method in self.methods.values() if tier in method.tiers]
         return max(entries, key=lambda entry: (or_lowest(entry.width), or_lowest(entry.params)))
 
     def spread_of(self, method: str) -> Method:
-        """How a method's figures spread over seeds; without any figure for a single run."""
+        """The spread of a method's figures over seeds; every figure is None for a single run."""
         return self.spread.main if method == self.algorithm else self.spread.baselines.get(method, Method())
 
 
@@ -245,15 +250,15 @@ NEEDED = ("algorithm", "dataset", "num_clients", "accuracy", "cost")
 
 
 def or_lowest(value: float | None) -> float:
-    """The value to sort by: what is blank comes after every number when the largest come first."""
+    """The value as a sort key: a blank one sorts below every number."""
     return float("-inf") if is_blank(value) else value
 
 
-# Names of columns: metrics.csv has accuracy_mean, tail_loss_worst, accuracy_tier_NAME; clients.csv accuracy_METHOD
+# Names of columns. metrics.csv has accuracy_mean, tail_loss_worst, accuracy_tier_NAME; clients.csv accuracy_METHOD.
 
 
 def deployed(row: Row, column: str) -> Any:
-    """A figure of the model that a client would use: of the tail average once it has begun.
+    """A figure of the model that a client would use: the tail average once it has begun, before that the last model.
 
     Example:
         >>> deployed({"loss_mean": 0.5, "tail_loss_mean": 0.4}, "loss_mean"), deployed({"loss_mean": 0.5}, "loss_mean")
@@ -264,7 +269,7 @@ def deployed(row: Row, column: str) -> Any:
 
 
 def tier_columns(row: Row) -> dict[str, str]:
-    """tier -> the column of its accuracy, in a row of metrics.csv."""
+    """tier -> the name of its accuracy column, from a row of metrics.csv."""
     start = "accuracy_tier_"
     return {column.removeprefix(start): column for column in row if column.startswith(start)}
 
@@ -275,7 +280,7 @@ def method_column(summary: Summary, method: str) -> str:
 
 
 def quantity(column: str) -> str:
-    """What a column's numbers are.
+    """The kind of number that a column holds: the first word of its name.
 
     Example:
         >>> quantity("accuracy_tier_large"), quantity("loss")
@@ -289,7 +294,7 @@ def quantity(column: str) -> str:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run folder holds; empty where it holds nothing.
+    """What a run folder holds; a field is empty if the folder lacks the file.
 
     Attributes:
         summary: None in a folder that holds a resource benchmark and no run.
@@ -314,16 +319,16 @@ class Contents:
 
 
 def read(folder: Path) -> Contents:
-    """The contents of a run folder, or of the folder of several seeds; an error of one sentence if it holds no run.
+    """The contents of a run folder, or of the folder of several seeds.
 
-    Without summary.json there is no run, but there may be a resource benchmark.
+    A folder without summary.json may hold a resource benchmark; if it holds neither, a ValueError says so.
     """
     resources = _parsed(folder / RESOURCES, json.loads, otherwise={})
     images = {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"))}
     if resources and not (folder / "summary.json").is_file():
         return Contents(images=images, resources=resources)
     summary = read_summary(folder)
-    # Seeds of one sweep have the same tiers, and the profile of the first stands for all.
+    # profile.csv is in the folder of each seed. Seeds of one sweep have the same tiers, so the first stands for all.
     profiles = [_rows(home / "profile.csv") for home in (folder, *seed_folders(folder, summary))]
     return Contents(
         summary=summary,
@@ -339,7 +344,7 @@ def read(folder: Path) -> Contents:
 
 
 def read_summary(folder: Path) -> Summary:
-    """summary.json of a folder; an error of one sentence if it is not there or is something else."""
+    """The summary of a folder; a ValueError of one sentence if there is none, or the file is something else."""
     path = folder / "summary.json"
     if not path.is_file():
         raise ValueError(f"{folder} holds no summary.json; name the folder of a run that has ended")
@@ -359,12 +364,13 @@ def _parsed(path: Path, parse: Callable[[str], Any], *, otherwise: Any) -> Any:
     """The parsed text of a file, or ``otherwise`` if there is no such file."""
     try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else otherwise
+    # JSON, TOML and UTF-8 all raise kinds of ValueError.
     except ValueError as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file of a run: numbers as numbers, None where a cell is empty, tiers as texts."""
+    """The rows of a CSV file of a run: numbers as numbers, empty cells as None, tiers as text."""
     with open(path, newline="", encoding="utf-8") as file:
         return [{column: _value(column, text) for column, text in row.items()} for row in csv.DictReader(file)]
 
@@ -385,6 +391,7 @@ def _rows(path: Path) -> Rows:
 
 
 def _by_seed(rows: Rows) -> list[Rows]:
+    # A single run has no column "seed": all of its rows come together under None.
     runs: dict[Any, list[Row]] = {}
     for row in rows:
         runs.setdefault(row.get("seed"), []).append(row)

@@ -13,10 +13,10 @@ class Grid:
     """A table of texts: the first column names a line, the others hold figures.
 
     Attributes:
-        columns: the heads.
-        rows: the lines, all as long as the heads.
+        columns: the headings.
+        rows: the lines, each as long as the headings.
         note: a sentence below the table.
-        strong: the numbers of the lines that stand out.
+        strong: the positions of the lines that stand out.
     """
 
     columns: Sequence[str]
@@ -32,13 +32,14 @@ class Grid:
 
 
 def transposed(grid: Grid) -> Grid:
-    """The table with lines for columns.
+    """The table with rows and columns exchanged.
 
     Example:
         >>> transposed(Grid(["tier", "clients"], [["large", "2"], ["small", "8"]])).rows
         [('clients', '2', '8')]
     """
     columns, *rows = zip(grid.columns, *grid.rows, strict=True)
+    # `strong` is dropped: the lines that stood out are columns now.
     return Grid(columns, rows, title=grid.title, note=grid.note)
 
 

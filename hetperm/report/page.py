@@ -1,4 +1,4 @@
-"""report.html: a run folder on one page that needs nothing else, no network and no other file."""
+"""report.html: a run folder on one page that needs no network and no other file."""
 
 import base64
 from collections import Counter
@@ -32,12 +32,13 @@ NAME = "report.html"
 def render(folder: Path | str) -> str:
     """The page of a run folder, of the folder of several seeds, or of a resource benchmark.
 
-    The same files give the same text. What the folder does not hold is left out.
+    The same files give the same text. A section is left out if the folder lacks its file.
     """
     folder = Path(folder)
     contents = read(folder)
     parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents.images))}
     if contents.summary is not None:
+        # Last, so that the title of a run wins over that of a benchmark in the same folder.
         parts |= _run_parts(contents) | {"seed_pages": _seed_pages(folder, contents.summary)}
     return _template().render(parts)
 
@@ -50,7 +51,7 @@ def _template() -> Template:
     return environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
 
 
-# What page.html shows; a part that is empty is left out
+# The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = dict.fromkeys(
     "methods gains tiers mixing profile resources several seeds seed_pages clients epochs config".split()
 )
@@ -78,7 +79,7 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
 
 
 def _resource_parts(contents: Contents) -> dict[str, Any]:
-    """The section of a resource benchmark, and the head of the page if there is nothing else on it."""
+    """The section of a resource benchmark, with a title and a lead for a page that shows no run."""
     if not contents.resources:
         return {}
     rows = [{key: value for key, value in row.items() if key != "reason"} for row in contents.resources["tiers"]]
@@ -117,7 +118,7 @@ def about(contents: Contents) -> str:
 
 
 def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
-    """What a method's mixing weights say, beside what weights without any preference would be."""
+    """A sentence about a method's mixing weights, compared with what equal weights would give."""
     parts = []
     if not is_blank(alpha.same_group_mass):
         chance = _by_chance(contents.clients, "group")
@@ -133,7 +134,7 @@ def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
 
 
 def _by_chance(runs: Sequence[Rows], column: str) -> str:
-    """The mass that equal weights would have on clients that agree in a column, if clients have it."""
+    """The weight that clients alike in a column would get if all weights were equal; empty if the column is unknown."""
     labels = [[row.get(column) for row in rows] for rows in runs]
     if not labels or any(None in of_run for of_run in labels):
         return ""
@@ -159,7 +160,7 @@ def _as_accuracies(row: Row) -> dict[str, Any]:
 
 
 def _seed_pages(folder: Path, summary: Summary) -> dict[int, str]:
-    """seed -> the address of its own page, if it is there."""
+    """seed -> the address of its own page, for the seeds that have one."""
     pairs = zip(summary.seeds, seed_folders(folder, summary))
     return {seed: f"{of_seed.name}/{NAME}" for seed, of_seed in pairs if (of_seed / NAME).is_file()}
 
@@ -188,7 +189,7 @@ def _pictures(images: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
         yield {"alt": alt, "caption": caption, "base64": base64.b64encode(images[name]).decode("ascii")}
 
 
-# name -> (what it shows, for those who cannot see it; how to read it), in the order in which they are shown
+# name -> (text for those who cannot see the picture, how to read it), in the order in which they are shown
 CAPTIONS = {
     "tiers.png": (
         "Bar chart of test accuracy by tier, one bar for each method",

@@ -15,7 +15,7 @@ from hetperm.report import tables
 from hetperm.report.contents import Rows, Summary, Tier, deployed, method_column
 
 # A method has one colour in every picture. The first are Okabe and Ito's, which colour-blind readers can tell apart;
-# methods that slice one global model differ from them also in how lines and bars are drawn.
+# there are not enough of them, so methods that slice one global model also have dash-dotted lines and hatched bars.
 COLOURS = {
     "perm": "#D55E00",
     "perm-two-stage": "#E69F00",
@@ -60,7 +60,7 @@ def order(
 
     Args:
         tiers: the tier of each client; clients of a group are ordered by it.
-        largest_first: the names of the tiers, largest first; those that are not named come last.
+        largest_first: the names of the tiers, largest first; tiers that are missing here come last.
 
     Example:
         >>> order(np.eye(4), groups=[1, 0, 1, 0]).tolist()
@@ -75,23 +75,25 @@ def order(
 
 
 def _ranks(tiers: Sequence[str], largest_first: Sequence[str]) -> np.ndarray:
-    """(N,) the position of each client's tier among the names."""
+    """(N,) the rank of each client's tier, 0 for the largest."""
     names = list(dict.fromkeys([*largest_first, *tiers]))
     return np.array([names.index(tier) for tier in tiers])
 
 
 def clustered(alpha: np.ndarray) -> np.ndarray:
-    """(N,) clients ordered by cluster: those who learn from each other stand side by side.
+    """(N,) clients ordered by cluster, so that clients who learn from each other stand side by side.
 
-    The leaves of the tree that average linkage builds on the clients' rows of the symmetric weights, in the order in
-    which neighbours are most alike.
+    Average linkage builds a tree from the clients' rows of the symmetrised weights. Its leaves are then ordered so that
+    neighbours are as alike as possible.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
 
+    # linkage refuses a single client, and two need no order.
     if len(alpha) < 3:
         return np.arange(len(alpha))
     weights = (alpha + alpha.T) / 2
     np.fill_diagonal(weights, weights.max(axis=1))  # how much a client trusts itself does not tell clusters apart
+    # The best order of the leaves is slow to find; with many clients, any order of the tree has to do.
     return leaves_list(linkage(weights, method="average", optimal_ordering=len(alpha) <= 500))
 
 
@@ -119,11 +121,13 @@ def alpha_map(
     by = "similarity" if groups is None else "group, then tier" if stripes else "group"
     axes.set(xlabel=f"host j (ordered by {by})", ylabel=f"client i (ordered by {by})")
     axes.set_title(_plain(title), pad=24 if stripes else 8)
+    # The numbers of more clients would overlap.
     numbers = at.tolist() if len(at) <= 30 else []
     axes.set_xticks(range(len(numbers)), numbers, fontsize=7, rotation=90)
     axes.set_yticks(range(len(numbers)), numbers, fontsize=7)
     if stripes:
         rank = _ranks(tiers, largest_first)[at]
+        # Clients that are ordered by similarity have their tiers mixed: lines between tiers would be everywhere.
         if groups is not None:
             _separate(axes, rank, linewidth=0.5, alpha=0.5)
         _tier_strips(figure, axes, rank, list(dict.fromkeys([*largest_first, *tiers])))
@@ -134,7 +138,7 @@ def alpha_map(
 
 
 def _square(*, below: float, beside: float) -> tuple[Figure, Any, Any]:
-    """A figure with a square panel and a colour scale, and with room around the panel, in inches."""
+    """A figure, its square panel and its colour scale; `below` and `beside` are inches of room around the panel."""
     # Placed by hand: matplotlib's layout engines do not know how far a square panel shrinks.
     left, above, side = 0.95, 0.4 + beside, 4.9
     width, height = left + side + beside + 1.2, below + side + above
@@ -146,26 +150,29 @@ def _square(*, below: float, beside: float) -> tuple[Figure, Any, Any]:
 
 
 def _separate(axes, labels: np.ndarray, **style) -> None:
-    """Draw white lines where the label of the clients, in the order of the map, changes."""
+    """Draw white lines between neighbours on the map that have different labels."""
     for edge in np.flatnonzero(labels[1:] != labels[:-1]) + 0.5:
         axes.axhline(edge, color="white", **style)
         axes.axvline(edge, color="white", **style)
 
 
 def _name_groups(axes, groups: np.ndarray, *, pad: float) -> None:
-    """Write each group's name in the middle of its clients, unless names would crowd each other."""
+    """Write each group's name in the middle of its clients, unless there are too many names."""
     labels, first, count = np.unique(groups, return_index=True, return_counts=True)
     if len(labels) > 10:
         return
     middle, names = first + (count - 1) / 2, [f"group {label}" for label in labels]
+    # Minor ticks: the major ones carry the numbers of the clients.
     axes.set_xticks(middle, names, minor=True, fontsize=8)
     axes.set_yticks(middle, names, minor=True, fontsize=8, rotation=90, verticalalignment="center")
     axes.tick_params(which="minor", length=0, pad=pad)
 
 
 def _tier_strips(figure: Figure, axes, rank: np.ndarray, names: Sequence[str]) -> None:
-    """Draw strips above and beside the map whose shade is a client's tier."""
+    """Draw strips above and beside the map, shaded by the tier of each client."""
+    # Not down to 0, which is white and would vanish on the page.
     shades = colormaps["Greys"](np.linspace(1, 0.15, len(names)))
+    # Half a rank beyond both ends puts every rank in the middle of its own shade.
     style = {"cmap": ListedColormap(shades), "vmin": -0.5, "vmax": len(names) - 0.5, "aspect": "auto"}
     for box, shown in (((1.015, 0, 0.03, 1), rank[:, None]), ((0, 1.015, 1, 0.03), rank[None])):
         strip = axes.inset_axes(box)
@@ -179,7 +186,7 @@ def _tier_strips(figure: Figure, axes, rank: np.ndarray, names: Sequence[str]) -
 
 
 def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
-    """Accuracy by tier, the largest first: a bar for each method, and how far it spreads.
+    """Accuracy by tier, the largest first: a bar with its spread for each method.
 
     Args:
         summary: of one run, or of several seeds.
@@ -197,7 +204,6 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     share = 0.84 / len(methods)  # of the room from one tier to the next
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
-        # With more than five methods the bars are narrower than the numbers on top of them.
         _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low)
         if len(methods) <= 5:  # more bars are too narrow to read a number on
             _numbers(axes, x, height[k], height[k] + np.nan_to_num(spread[k]))
@@ -246,7 +252,7 @@ def _tier_spread(summary: Summary, clients: Rows, method: str, tier: str) -> flo
 
 
 def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-    """Where the axis of accuracies starts, a tenth below everything drawn, and ends, with room for numbers above."""
+    """Both ends of the accuracy axis: a round tenth below everything drawn, and room for numbers at the top."""
     low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
     if np.isnan(low).all():
         return 0.0, 1.0
@@ -261,7 +267,7 @@ def _slices(method: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """The text as it is: a dollar sign begins no formula."""
+    """The text with dollar signs escaped, which matplotlib would otherwise read as the start of a formula."""
     return text.replace("$", r"\$")
 
 
@@ -269,12 +275,12 @@ def _plain(text: str) -> str:
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
-    """(epochs,) a column of a history; nan where it is empty."""
+    """(epochs,) a column of a history; nan for empty cells."""
     return np.array([_number(row.get(name)) for row in rows])
 
 
 def spent(rows: Rows, cost: str) -> np.ndarray:
-    """(epochs,) the cost so far: a column of a history, or "bytes", which are those down and those up."""
+    """(epochs,) the cost so far: a column of a history, or "bytes", the sum of those down and up."""
     if cost == "bytes":
         return column(rows, "bytes_down") + column(rows, "bytes_up")
     return column(rows, cost)
@@ -295,8 +301,8 @@ def curves(
     Args:
         runs: method -> one history per seed.
         figures: (column of the metrics, label); losses are on a logarithmic scale.
-        against: (column of the metrics or "bytes", label, what one unit is): the cost so far. A method that pays
-            nothing of it is a dashed line at the height where it ends.
+        against: (column of the metrics or "bytes", label, size of one unit): the cost so far. A method that has no such
+            cost is a dashed line at its final value.
         strong: the methods whose lines are thick and lie above the others.
     """
     rows, columns = (1, len(against)) if len(figures) == 1 else (len(against), len(figures))
@@ -308,6 +314,7 @@ def curves(
             emphasis = {"linewidth": 2.2, "zorder": 3} if method in strong else {"linewidth": 1.3, "zorder": 2}
             _line(axes, method, _points(histories, name, cost, unit), emphasis)
         axes.set(xlabel=cost_label, yscale="log" if "loss" in name else "linear")
+        # Panels side by side share the axis, so the first label serves all.
         if len(figures) > 1 or axes is panels[0][0]:
             axes.set_ylabel(label)
         axes.grid(alpha=0.25)
@@ -317,8 +324,9 @@ def curves(
 
 
 def _points(histories: Sequence[Rows], name: str, cost: str, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """(points,) cost so far, mean over seeds, and (seeds, points) the figure, where every seed has it."""
-    if column(histories[0], "finished")[-1:] == 1:  # what comes before a last step is not what a client would use
+    """(points,) the cost so far, mean over seeds, and (seeds, points) the figure, at the points that every seed has."""
+    # A method that is fine-tuned at the end is only worth showing with it: that is what a client would use.
+    if column(histories[0], "finished")[-1:] == 1:
         histories = [[row for row in rows if row["finished"]] for rows in histories]
     x = np.mean([spent(rows, cost) for rows in histories], axis=0) / unit
     y = np.array([[_number(deployed(row, name)) for row in rows] for rows in histories])

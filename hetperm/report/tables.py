@@ -10,19 +10,19 @@ from rich.table import Table
 from hetperm.report.contents import Gain, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
 from hetperm.report.grid import Grid, markdown, terminal, transposed
 
-WIDE = 110  # characters; a table by tier that is wider is turned on its side if that makes it narrower
+WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
 
 
 # All methods
 
 
 def closing_table(summary: Summary) -> Table:
-    """One line per method: accuracy over clients, whom they learn from, what it cost (steps of a client; MB sent)."""
+    """One line per method: accuracy over clients, effective partners, and cost (steps a client, MB sent)."""
     return terminal(closing_grid(summary))
 
 
 def closing_grid(summary: Summary) -> Grid:
-    """The texts of `closing_table`; the best method stands out."""
+    """The cells of `closing_table`; the best method stands out."""
     means = [or_lowest(method.accuracy.mean) for method in summary.methods.values()]
     return Grid(
         columns=("method", "accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"),
@@ -34,7 +34,7 @@ def closing_grid(summary: Summary) -> Grid:
 
 def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
     method = summary.methods[name]
-    # One run has a spread over its clients; of several, the spread over seeds says more.
+    # A single run only has a spread over clients; with several seeds, the spread over seeds says more.
     spread = summary.spread_of(name).accuracy.mean if summary.seeds else method.accuracy.std
     mb = method.cost.mb_sent
     return (
@@ -57,7 +57,7 @@ def _seeds(summary: Summary) -> str:
 
 
 def mixing_lines(summary: Summary) -> list[str]:
-    """What the mixing weights say, a line for each method that has them."""
+    """One line about the mixing weights of each method that has them."""
     lines = []
     for name, alpha in summary.mixing.items():
         mass = alpha.same_group_mass
@@ -70,13 +70,14 @@ def mixing_lines(summary: Summary) -> list[str]:
 
 
 def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> list[str]:
-    """Visits and rounds of an epoch, a line for each method whose models travel; mean over epochs and runs.
+    """One line per method whose models travel: visits and rounds of an epoch, averaged over epochs and runs.
 
     Args:
         histories: method -> its metrics in each run.
     """
     lines = []
     for name, runs in histories.items():
+        # Only methods whose models travel have this column.
         rows = [row for rows in runs for row in rows if "epoch_visits" in row]
         if rows:
             visits, rounds = [row["epoch_visits"] for row in rows], [row["epoch_rounds"] for row in rows]
@@ -108,6 +109,7 @@ def gain_text(gain: Gain) -> str:
 
 def _signs(differences: Sequence[float | None]) -> str:
     differing = [difference for difference in differences if not is_blank(difference)]
+    # Compared with the number of all seeds below: a seed without a result does not agree with the others.
     positive, negative = (sum(sign * difference > 0 for difference in differing) for sign in (1, -1))
     if len(differences) == 1:
         return "one seed"
@@ -121,17 +123,17 @@ def _signs(differences: Sequence[float | None]) -> str:
 
 
 def tier_table(summary: Summary, clients: Rows = ()) -> Table:
-    """One line per tier, the largest width first, with the accuracy of every method; a last one over all clients.
+    """One line per tier, the largest width first, with the accuracy of every method, and a last line over all clients.
 
     Args:
         summary: of one run, or of several seeds: then with the spread over them.
-        clients: rows of clients.csv (of all seeds, if several), from which a tier's effective partners are averaged.
+        clients: rows of clients.csv (of all seeds if several), to average the effective partners of a tier.
     """
     return terminal(tier_grid(summary, clients))
 
 
 def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
-    """The texts of `tier_table`; with too many methods for a page, a line for each of them and a column per tier."""
+    """The cells of `tier_table`; with too many methods for a page, one line per method and one column per tier."""
     names, methods, alpha = summary.tier_names, summary.methods, summary.main.alpha
     rows = []
     for name in names:
@@ -154,7 +156,7 @@ def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
 
 
 def width_text(width: float | None) -> str:
-    """A width as one writes it: a fraction where it is a simple one.
+    """A width as people write it: as a fraction if it is a simple one.
 
     Example:
         >>> [width_text(width) for width in (1.0, 0.75, 0.0625, 1 / 3, 0.7)]
@@ -164,16 +166,17 @@ def width_text(width: float | None) -> str:
         return "-"
     fraction = Fraction(width).limit_denominator(256)
     halves = fraction.denominator & (fraction.denominator - 1) == 0  # the denominator is a power of two
+    # Only if the fraction is the very same float: a width of 0.333 must not be shown as 1/3.
     return str(fraction) if float(fraction) == width and (halves or fraction.numerator == 1) else f"{width:.3g}"
 
 
 def _one_size(summary: Summary) -> str:
-    """A sentence about methods that train models of one size whatever the tier; empty if there are none."""
+    """A sentence about the methods that train models of one size in every tier; empty if there are none."""
     sizes = {tier: summary.widest(tier).params for tier in summary.tier_names}
     methods: dict[int, list[str]] = {}
     for name, method in summary.methods.items():
         trained = {tier: entry.params for tier, entry in method.tiers.items()}
-        # In a run whose tiers are all of one size, every method is like this and none is worth a word.
+        # If all tiers have the same size, every method is like this and the sentence would say nothing.
         if len(set(trained.values())) == 1 and trained != sizes:
             methods.setdefault(next(iter(trained.values())), []).append(name)
     return " ".join(
@@ -197,7 +200,7 @@ def _mean_partners(clients: Rows, tier: str) -> str:
 
 
 def profile_table(rows: Rows, *, title: str = "") -> Table:
-    """One line per row, under the keys of all rows: tier, clients, width, params, mmacs, train_mb, wire_mb ..."""
+    """One line per row, one column per key: tier, clients, width, params, mmacs, train_mb, wire_mb ..."""
     return terminal(row_grid(rows, title=title))
 
 
@@ -208,7 +211,7 @@ def row_grid(rows: Rows, *, title: str = "") -> Grid:
 
 
 def head(key: str) -> str:
-    """The name of a column as one reads it.
+    """The heading of a column: its key as words, with units spelt as usual.
 
     Example:
         >>> head("train_mb"), head("n_train"), head("accuracy_fedavg-ft")
@@ -218,11 +221,11 @@ def head(key: str) -> str:
 
 
 UNITS = {"mb": "MB", "mbps": "Mbps", "mmacs": "MMACs", "macs": "MACs"}
-IDENTITIES = ("tier", "client", "group", "seed")  # numbers that count nothing
+IDENTITIES = ("tier", "client", "group", "seed")  # numbers that are names: no commas in them
 
 
 def cell(key: str, value: Any) -> str:
-    """A value as text, by what its column is called; "-" where there is none.
+    """A value as text, formatted by the name of its column; "-" if it is blank.
 
     Example:
         >>> cell("params", 11_173_962), cell("width", 0.25), cell("accuracy", 0.9), cell("train_mb", 23.456)
@@ -238,6 +241,7 @@ def cell(key: str, value: Any) -> str:
         return _share(value)
     if key == "effective_partners":
         return f"{value:.1f}"
+    # From 100 on three digits show no decimals, and from 1000 on they would become 1.23e+03.
     whole = isinstance(value, int) or abs(value) >= 100
     return f"{value:,.0f}" if whole else f"{value:.3g}"
 

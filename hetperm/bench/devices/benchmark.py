@@ -1,4 +1,4 @@
-"""Tier by tier: what a width costs, predicted and measured, and whether it fits under the tier's limit."""
+"""What a width costs, predicted and measured, and whether it fits under the limit of each tier."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Network:
-    """A model that is cut to widths, and what it is trained on.
+    """A model that can be cut to widths, and what it is trained on.
 
     Attributes:
         scalable: None for a model that cannot be cut; it has width 1 only.
@@ -41,7 +41,7 @@ class Network:
         return self.module if self.scalable is None else self.scalable.extract(width).module
 
     def cost(self, width: float) -> Cost:
-        """What it costs, counted."""
+        """The counted cost of a width."""
         if self.scalable is None:
             return count(self.module, self.example, batch_size=self.batch_size)
         return self.scalable.cost(width, self.batch_size)
@@ -49,11 +49,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a width takes: counted, as torch's allocator has it, and as the operating system has it.
+    """What a width costs: as counted, as torch's allocator sees it, and as the operating system sees it.
 
     Attributes:
-        tensors: bytes of tensors at the peak; `peak`: of the whole process above its baseline.
-        seconds: of a step on one thread of this machine.
+        tensors: bytes of tensors at the peak.
+        peak: bytes of the whole process above its baseline.
+        seconds: time of a step on one thread of this machine.
     """
 
     width: float
@@ -64,7 +65,7 @@ class Measured:
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes that count against the limit and are no tensors."""
+        """Bytes that count against the limit and do not belong to tensors."""
         return (self.peak.charged or 0) - self.tensors
 
 
@@ -83,8 +84,9 @@ def network(name: str, shape: Sequence[int], *, batch_size: int, profile: Profil
 
 
 def check(profile: Profile, net: Network, name: str) -> None:
-    """Raise an error if no tier can train its width of the model, by what is counted."""
+    """Raise an error if, by the counted costs, no tier can train its width of the model."""
     budgets = {tier.name: tier.train_mb for tier in profile.tiers}
+    # A tier without a budget can train anything.
     if None in budgets.values():
         return
     needed = {tier.name: net.cost(tier.width).train_bytes / MB for tier in profile.tiers}
@@ -103,10 +105,11 @@ def check(profile: Profile, net: Network, name: str) -> None:
 def measure(
     net: Network, width: float, devices: Devices, timer: Devices, limit: Limit | None, *, rehearsed: bool
 ) -> Measured:
-    """What a width takes; every figure comes from a process of its own.
+    """What a width costs; memory and time are measured in separate processes.
 
     Args:
-        devices, timer: processes that keep nothing, and that keep what torch keeps.
+        devices: processes without caches, for memory.
+        timer: processes with the caches that torch has by default, for time.
     """
     module, example, size = net.at(width), net.example, net.batch_size
     work = training(module, example, batch_size=size, steps=1)
@@ -127,7 +130,7 @@ def measure(
 def calibrated(
     net: Network, widths: Sequence[float], devices: Devices, timer: Devices, limit: Limit | None, *, say: Say
 ) -> tuple[dict[float, Measured], bool]:
-    """width -> what it takes, and whether work must be rehearsed for the slack to stay within its bounds."""
+    """width -> what it costs, and whether work must be rehearsed to keep the slack small enough."""
 
     def every(rehearsed: bool) -> dict[float, Measured]:
         measured = {}
@@ -136,10 +139,11 @@ def calibrated(
             measured[width] = measure(net, width, devices, timer, limit, rehearsed=rehearsed)
         return measured
 
+    # Without a rehearsal first: it is one more visit, needed only if compiled kernels make the slack too large.
     fresh = every(False)
     if limit is None or slack([width.overhead_bytes for width in fresh.values()]) <= LARGEST_SLACK:
         return fresh, False
-    # Only what is charged is taken anew: that is what limits are about, and the rest was measured well.
+    # Only the charged bytes are replaced: limits are about these, and the other figures were measured well.
     return {
         width: replace(fresh[width], peak=replace(fresh[width].peak, charged=again.peak.charged))
         for width, again in every(True).items()
@@ -153,10 +157,10 @@ FITS, TOO_LARGE, UNKNOWN = "fits", "does not fit", "undecidable"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the operating system said about a tier.
+    """Whether a tier fits, as the operating system decided.
 
     Attributes:
-        verdict: "fits", "does not fit" or "undecidable"; `reason`: what there is to say beside.
+        verdict: "fits", "does not fit" or "undecidable"; `reason`: a remark about it, or an empty text.
         own, above: how the tier's own width and the next larger one ended: "finished", or how it was stopped; None if
             it was not run.
         wider: the next larger width; None if there is none.
@@ -188,13 +192,13 @@ class Enforcement:
     why_not: str = ""
 
     def allowed_bytes(self, tier: Tier) -> int | None:
-        """Bytes that a device of the tier may take above the baseline; None: as many as it likes."""
+        """Bytes that a device of the tier may take above the baseline; None: no limit."""
         if tier.train_mb is None or self.limit is None:
             return None
         return allowed_bytes(tier.train_mb, self.slack, baseline=self.devices.baseline, device_mb=self.device_mb)
 
     def ends(self, net: Network, width: float, allowed: int) -> str | None:
-        """How two steps at a width end under a limit: None if they are done, or in words."""
+        """How two steps at a width end under a limit: None if they finish, otherwise in words."""
         work = training(net.at(width), net.example, batch_size=net.batch_size, steps=2)
         try:
             self.devices.do(work, allowed=allowed, limit=self.limit, rehearsed=self.rehearsed)
@@ -204,7 +208,8 @@ class Enforcement:
 
 
 def holds(devices: Devices, limit: Limit) -> bool:
-    """Whether a limit really is enforced here: a process may take what it is allowed, and no more."""
+    """Whether a limit is really enforced here: a process may take what it is allowed, and no more."""
+    # Both sides are tried: a limit that refuses everything would pass the second test alone.
     devices.do(partial(take, 8 * MB), allowed=32 * MB, limit=limit)
     with suppress(Exceeded):
         devices.do(partial(take, 64 * MB), allowed=32 * MB, limit=limit)
@@ -213,7 +218,7 @@ def holds(devices: Devices, limit: Limit) -> bool:
 
 
 def take(size: int) -> None:
-    """Use so many bytes for a moment."""
+    """Allocate ``size`` bytes, and read one byte of every page."""
     bytes(memoryview(bytearray(size))[::4096])
 
 
@@ -233,9 +238,10 @@ def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) 
     if allowed is None or enforcement.why_not:
         return Verdict(UNKNOWN, enforcement.why_not or "memory is not limited", wider=wider)
     own = enforcement.ends(net, tier.width, allowed)
+    # The next larger width should be stopped: only then does it mean something that this one was not.
     above = None if wider is None else enforcement.ends(net, wider, allowed) or "finished"
     reason = f"width {tier.width:g} was {own}" if own else ""
-    if not own and above == "finished":  # the limit proves little
+    if not own and above == "finished":  # the limit does not tell the two apart
         reason = f"so does width {wider:g}"
     verdict = TOO_LARGE if own else FITS
     return Verdict(verdict, reason, own=own or "finished", wider=wider, above=above, allowed=allowed)
@@ -247,10 +253,10 @@ def judge(tier: Tier, profile: Profile, net: Network, enforcement: Enforcement) 
 def rows(
     profile: Profile, measured: Mapping[float, Measured], verdicts: Mapping[str, Verdict], speed: Speed, *, samples: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for every tier: what a visit of its width takes, and whether that fits.
+    """A row for every tier: what a visit of its width costs, and whether that fits.
 
     Args:
-        samples: that a visit takes gradients of: local steps times batch size.
+        samples: samples in a visit: local steps times batch size.
     """
     for tier in profile.tiers:
         width, verdict = measured[tier.width], verdicts[tier.name]

@@ -1,6 +1,6 @@
-"""How well memory is predicted: five models at five widths, each in a process of its own; docs/resources.md has it.
+"""How well memory is predicted: five models at five widths, each in its own process; docs/resources.md has the table.
 
-Run it by ``python -m hetperm.bench.devices.calibrate``; status 1 if a prediction is further off than `near` allows.
+Run it with ``python -m hetperm.bench.devices.calibrate``; status 1 if a prediction is further off than `near` allows.
 ONEDNN_MAX_CPU_ISA=AVX2, or SSE41, shows what a processor without newer instructions takes.
 """
 
@@ -20,7 +20,8 @@ from hetperm.runs.setting import one_thread
 
 FIVE = Profile("five", "", tuple(Tier(f"1/{k}", 1, 1 / k) for k in (1, 2, 4, 8, 16)))
 BATCH_SIZE = 10
-MODELS = {  # and the images they are trained on
+# One of each kind: products, convolutions, shortcuts, depthwise convolutions, attention.
+MODELS = {  # model -> shape of the images it is trained on
     "mlp": (3, 32, 32),
     "cnn": (3, 32, 32),
     "resnet18-cifar": (3, 32, 32),
@@ -44,7 +45,7 @@ def near(predicted: float, measured: float) -> bool:
 
 
 def measured(devices: Devices) -> Iterator[tuple[str, float, float, float]]:
-    """Model, width, MB predicted and MB measured above the baseline."""
+    """Yield the model, its width, the predicted MB, and the MB measured above the baseline."""
     for name, shape in MODELS.items():
         net = benchmark.network(name, shape, batch_size=BATCH_SIZE, profile=FIVE)
         for width in reversed(FIVE.widths):

@@ -24,7 +24,7 @@ class Speed:
 
     @classmethod
     def of_step(cls, seconds: float, *, macs: int, batch_size: int) -> "Speed":
-        """The speed of a machine that takes so long for one training step.
+        """The speed of a machine that takes ``seconds`` for one training step.
 
         Args:
             macs: multiply-adds of the forward pass of a sample.
@@ -36,34 +36,35 @@ class Speed:
         return cls(seconds / max(1, macs * batch_size))  # a model without products has no multiply-adds
 
     def seconds(self, tier: Tier, macs: int, samples: int, *, down: int, up: int) -> float:
-        r"""Seconds of a visit: the model comes, is trained on so many samples, and goes.
+        r"""Seconds of a visit: the model is sent, trained on ``samples`` samples, and sent back.
 
         .. math:: 8 b_{down} / B_{down} + s \, c \, \text{macs} \cdot \text{samples} + 8 b_{up} / B_{up}
 
-        with s the tier's slow factor, c `per_mac`, and B in bits a second; a speed that the profile does not give costs
-        no time.
+        with s the tier's slow factor, c `per_mac`, and B in bits a second. If the profile does not give the speed of
+        the network, the transfer takes no time.
 
         Example:
             >>> tier = Tier("a", 1, 1.0, down_mbps=8, up_mbps=4, slow=2)
             >>> Speed(per_mac=1e-6).seconds(tier, 100_000, 10, down=3_000_000, up=1_000_000)
             7.0
         """
+        # Megabits are decimal, as networks are sold; only memory is counted in powers of two.
         wire = sum(8 * size / (1e6 * mbps) for size, mbps in ((down, tier.down_mbps), (up, tier.up_mbps)) if mbps)
         return wire + (tier.slow or 1) * self.per_mac * macs * samples
 
 
 class Clock:
-    """An engine that has another do the work, and counts what it would take devices: every `run` is one round.
+    """An engine that lets another do the work, and adds up the time that devices would take; every `run` is one round.
 
     Hosts of a round work at the same time, so a round takes as long as its slowest host.
 
     Args:
-        tiers: (N,) the tier of every client; `samples`: (N,) how many it has.
+        tiers: (N,) the tier of every client; `samples`: (N,) how many training samples it has.
         macs: width -> multiply-adds of the forward pass of a sample.
 
     Attributes:
-        seconds: simulated so far; `sent`: bytes down and up so far.
-        uploads: whether hosts send back what they make; not when they keep it.
+        seconds: simulated seconds so far; `sent`: bytes down and up so far.
+        uploads: whether hosts send back their results, or keep them.
     """
 
     def __init__(
@@ -79,16 +80,18 @@ class Clock:
         self.seconds, self.sent, self.uploads = 0.0, 0, True
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """The outcomes that the other engine gives."""
+        """The outcomes of the other engine."""
         outcomes = self.engine.run(tasks)
         busy: dict[int, float] = {}  # host -> its seconds: tasks of one host follow each other
         for task, outcome in zip(tasks, outcomes, strict=True):
             j, down = task.host, size(task.params)
+            # A task that failed was sent its model all the same, and sends nothing back.
             up = size(outcome) if self.uploads else 0
             samples = task.update.samples(self.samples[j])
             seconds = self.speed.seconds(self.tiers[j], self.macs(task.width), samples, down=down, up=up)
             busy[j] = busy.get(j, 0.0) + seconds
             self.sent += down + up
+        # Hosts work at the same time, so the slowest one ends the round.
         self.seconds += max(busy.values(), default=0.0)
         return outcomes
 
@@ -98,7 +101,7 @@ class Clock:
 
 
 def size(sent: Any) -> int:
-    """Bytes of the tensors in what is sent; a report also says its noise and n (8 bytes each)."""
+    """Bytes of the tensors in a message; a report also carries its noise and n (8 bytes each)."""
     if isinstance(sent, Failure):
         return 0
     if isinstance(sent, Report):  # a dataclass is one leaf to torch

@@ -1,8 +1,8 @@
 """Devices: processes that do one piece of work each, under a limit, and may be killed for it.
 
-A server process has Python, torch and warm kernels and forks itself for every piece: it begins at the same baseline,
-at once, and what it does leaves no trace in the next. Nothing is left in caches: oneDNN would keep 256 KB of address
-space for every kernel, and malloc what tensors once took.
+A server process loads Python and torch, warms up, and forks itself for every piece of work. A piece therefore starts
+at once and at the same baseline, and leaves no trace in the next. Caches are off: oneDNN would keep 256 KB of address
+space for every kernel, and malloc the memory of freed tensors.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from hetperm.bench.devices.limits import Limit
 from hetperm.runs.memory import status
 
 NO_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-DONE, FAILED, REFUSED = 0, 1, 3  # how a piece of work ends, if it is not killed
+DONE, FAILED, REFUSED = 0, 1, 3  # exit codes of a piece of work that was not killed
 OUT_OF_MEMORY = re.compile(
     "allocate memory|enough memory|out of memory|bad_alloc|could not (create|execute) a primitive"
 )
@@ -41,10 +41,10 @@ class Order:
 
     Attributes:
         work: a function without arguments; it and its result can be pickled.
-        allowed: bytes that it may take; None: as many as it likes.
+        allowed: bytes that it may take; None: no limit.
         limit: what enforces that; None: nothing does.
-        rehearsed: whether it is done once before the limit holds, so that kernels which torch compiles for its shapes,
-            and never gives back, are part of the baseline.
+        rehearsed: whether it is done once before the limit holds. The kernels that torch compiles for its shapes, and
+            never frees, are then part of the baseline.
         reply: the file that the result, or the error, is written to.
     """
 
@@ -56,7 +56,7 @@ class Order:
 
 
 class Devices:
-    """A server process and its forks, which do work one after the other.
+    """A server process and its forks, which do pieces of work one after the other.
 
     Args:
         caches: whether kernels and freed memory are kept, as torch does by itself: for work that is timed.
@@ -66,6 +66,7 @@ class Devices:
         if not hasattr(os, "fork"):
             raise OSError(f"{sys.platform} cannot fork processes, which the benchmark needs; run it on Linux or macOS")
         env = {**os.environ, **({} if caches else NO_CACHES), "OMP_NUM_THREADS": "1"}
+        # The server must find the same modules, and what it unpickles may come from anywhere on our path.
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         # A new interpreter, not a fork of this one: malloc and oneDNN read their variables when they start.
         code = "from hetperm.bench.devices.device import serve; serve()"
@@ -92,8 +93,8 @@ class Devices:
         limit: Limit | None = None,
         rehearsed: bool = False,
     ) -> Any:
-        """What a piece of work comes to in a process of its own; `Exceeded` if it takes more than is allowed."""
-        _ = self.baseline  # the first thing that the server says, and it is read before any answer
+        """The result of a piece of work, done in its own process; raises `Exceeded` if it takes more than allowed."""
+        _ = self.baseline  # the server sends it first, so it must be read before any answer
         reply = Path(self._folder.name) / "reply"
         dump(Order(work, allowed, limit, rehearsed, reply), self._process.stdin)
         self._process.stdin.flush()
@@ -141,18 +142,18 @@ def _ending(code: int) -> str:
     return f"killed ({signal.Signals(-code).name})" if code < 0 else "refused memory"
 
 
-# In the other process
+# In the server process and its forks
 
 
 def serve() -> None:
-    """Read orders and carry them out, each in a fork, until there are no more."""
+    """Read orders until the input ends, and carry out each in a fork."""
     orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what work prints is no answer
+    os.dup2(2, 1)  # what work prints must not mix with answers
     _warm_up()
     gc.collect()
     gc.freeze()  # or a collection in a fork would write to, and so copy, the pages of every object
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # of glibc: memory that is free is given back, and not found by work later
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc: give free memory back, or work would use it without being charged
     pickle.dump(status().get("VmRSS", 0), answers)
     answers.flush()
     with contextlib.suppress(EOFError):
@@ -170,7 +171,7 @@ def serve() -> None:
 
 
 def _carry_out(order: Order) -> None:
-    """Do the work of a fork and end the process, with a code that says how it went."""
+    """Do the work inside a fork, and end the process with a code that says how it went."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a crash shows in its signal
         if order.rehearsed and order.limit is not None:
@@ -181,8 +182,9 @@ def _carry_out(order: Order) -> None:
         result = order.work()
         with open(order.reply, "wb") as file:
             dump(result, file)
+    # Nothing may get past this: a fork must not go on with the code of `serve`.
     except BaseException as error:
-        # torch and oneDNN raise RuntimeError where malloc fails; only the text tells it from another.
+        # torch and oneDNN raise RuntimeError if malloc fails; only the text tells it from other errors.
         if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
             os._exit(REFUSED)
         with contextlib.suppress(BaseException):
@@ -192,7 +194,7 @@ def _carry_out(order: Order) -> None:
 
 
 def _warm_up() -> None:
-    """Train and write a little, so that what torch loads and keeps when it first does is there."""
+    """Train a little and pickle a tensor, so that what torch loads on first use is part of the baseline."""
     import torch
     from torch import nn
     from torch.nn import functional as F

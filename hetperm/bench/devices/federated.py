@@ -1,4 +1,4 @@
-"""Short federated runs: hetero-PERM inside the limits of every tier, and methods against a simulated clock."""
+"""Short federated runs: hetero-PERM under the limits of every tier, and methods against a simulated clock."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from hetperm.state import State
 from submodels.cost import count
 
 COMPARED = ("perm", "heterofl-ft", "fedrolex-ft")
-FINE_TUNING = 25  # steps of methods that train on at home
-POINTS = 3  # of a curve, if each takes fine-tuning
+FINE_TUNING = 25  # steps of a method that is fine-tuned
+POINTS = 3  # points of a curve, if each needs fine-tuning
 
 
 # Inside limits
@@ -32,11 +32,11 @@ POINTS = 3  # of a curve, if each takes fine-tuning
 
 @dataclass(frozen=True)
 class UnderLimits:
-    """How a federated run went in which every task was done under its host's limit.
+    """The outcome of a federated run in which every task was done under its host's limit.
 
     Attributes:
-        completed: whether every task fitted; `reason`: what did not.
-        same: whether models and mixing weights are, bit by bit, those of a run without limits.
+        completed: whether every task fitted; `reason`: which one did not.
+        same: whether models and mixing weights equal, bit by bit, those of a run without limits.
         tasks: tier -> tasks done there.
     """
 
@@ -48,7 +48,8 @@ class UnderLimits:
 
 
 def under_limits(config: Config, profile: Profile, enforcement: Enforcement) -> UnderLimits:
-    """Hetero-PERM with one client of each tier, once inside limits and once without."""
+    """Run hetero-PERM with one client of each tier, once under limits and once without."""
+    # Equal shares, so that as many clients as tiers means one in each.
     even = replace(profile, tiers=tuple(replace(tier, share=1) for tier in profile.tiers))
     setting = from_config(config.override(num_clients=len(even.tiers)), tiers=even)
     tiers = {tier.name: tier for tier in even.tiers}
@@ -67,12 +68,13 @@ def under_limits(config: Config, profile: Profile, enforcement: Enforcement) -> 
     tasks = dict(zip(setting.tiers, engine.done, strict=True))
     if limited is None:
         return UnderLimits(config.epochs, False, False, tasks, reason)
+    # Only now: a run that limits have stopped has nothing to be compared with.
     free = _last_state(setting, Sequential(setting.clients, setting.shop))
     return UnderLimits(config.epochs, True, same(limited, free), tasks)
 
 
 def _last_state(setting: Setting, engine: Engine) -> State:
-    """Where hetero-PERM ends on an engine."""
+    """The last state of hetero-PERM on an engine."""
     algorithm = algorithm_for(setting, "perm", engine, steps=default_steps(setting.config))
     *_, state = states(algorithm, setting.config.epochs)
     return state
@@ -90,10 +92,10 @@ def same(a: State, b: State) -> bool:
 
 
 def curves(config: Config, profile: Profile, speed: Speed, *, say: Say) -> list[dict[str, Any]]:
-    """What each method's models are worth, how long it took devices of the profile to get there, and what was sent.
+    """Accuracy of each method against simulated time and traffic, a row for each point of its curve.
 
-    Methods that are fine-tuned at home at the end are, at every point, what they would be if they ended there: the
-    time of the fine-tuning is in that point and in no later one.
+    A method that is fine-tuned at the end is shown at every point as if it ended there. The time of that fine-tuning
+    counts for this point and for no later one.
     """
     setting = from_config(config, tiers=profile)
     tiers = {tier.name: tier for tier in profile.tiers}
@@ -117,13 +119,13 @@ def curves(config: Config, profile: Profile, speed: Speed, *, say: Say) -> list[
             say(f"{method}: epoch {state.r} of {config.epochs}")
             if method == "perm" or state.r in points(config.epochs):
                 rows.append({"method": method, **_point(setting, algorithm, state, clock)})
-        if method == "perm":  # the first: its rivals may take as many steps
+        if method == "perm":  # the first method: its rivals may take as many steps
             steps = steps_taken(state)
     return rows
 
 
 def points(epochs: int) -> list[int]:
-    """The epochs after which methods that take fine-tuning are evaluated: the last, and some on the way.
+    """The epochs after which fine-tuned methods are evaluated: the last one, and some before it.
 
     Example:
         >>> points(6), points(2)
@@ -133,9 +135,10 @@ def points(epochs: int) -> list[int]:
 
 
 def _point(setting: Setting, algorithm: Algorithm, state: State, clock: Clock) -> dict[str, Any]:
-    """A point of a curve: the method as it would be deployed now. The clock is left as it was."""
+    """A point of a curve: the method as it would be deployed now. The clock is put back afterwards."""
+    # A look ahead: training goes on from `state`, so the clock must not keep what finishing takes.
     seconds, sent = clock.seconds, clock.sent
-    clock.uploads = False  # what is fine-tuned at home stays there
+    clock.uploads = False  # a model that is fine-tuned by its client stays there
     done = algorithm.finish(state) if algorithm.finish else state
     row = {"epoch": state.r, "seconds": clock.seconds, "bytes": clock.sent}
     clock.seconds, clock.sent, clock.uploads = seconds, sent, True
@@ -146,7 +149,7 @@ def _point(setting: Setting, algorithm: Algorithm, state: State, clock: Clock) -
 
 
 def to_reach(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, dict[str, float] | None]:
-    """method -> the first point at which it was that good: seconds and bytes; None if it never was.
+    """method -> seconds and bytes of its first point with at least this accuracy; None if there is none.
 
     Example:
         >>> to_reach([{"method": "a", "accuracy": 0.5, "seconds": 2.0, "bytes": 8}], 0.4)

@@ -1,4 +1,4 @@
-"""An engine whose every task is done in a process that holds no more than its host's tier can."""
+"""An engine that does every task in a process with no more memory than its host's tier allows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,13 +15,13 @@ from hetperm.runs.memory import MB
 
 
 class Limited:
-    """Runs tasks one after the other, each in a device process under the limit of its host: the same numbers.
+    """Run tasks one after the other, each in a device process under the limit of its host.
 
-    What does not fit comes back as a Failure, whose error is `Exceeded`.
+    Limits change no number. A task that does not fit comes back as a Failure, whose error is `Exceeded`.
 
     Args:
-        shop: where models of all widths are; a device gets one of them at a time.
-        allowed: (N,) bytes that each client's processes may take above the baseline; None: as many as they like.
+        shop: holds models of all widths; a device gets one of them at a time.
+        allowed: (N,) bytes that each client's processes may take above the baseline; None: no limit.
         limit, rehearsed: as `Devices.do` takes them.
 
     Attributes:
@@ -38,7 +38,7 @@ class Limited:
         limit: Limit | None,
         rehearsed: bool = False,
     ):
-        # What a client is scored on stays here: it would count against the host's memory.
+        # Without the data that clients are scored on: they would count against the host's memory.
         self.clients = [replace(client, val=None, test=None) for client in clients]
         self.shop, self.devices, self.allowed = shop, devices, allowed
         self.limit, self.rehearsed = limit, rehearsed
@@ -49,7 +49,7 @@ class Limited:
         return [self._run(task) for task in tasks]
 
     def close(self) -> None:
-        """Do nothing: the devices belong to whoever made them."""
+        """Do nothing: the caller made the devices, and closes them."""
 
     def _run(self, task: Task) -> Any | Failure:
         module, allowed = self.shop.at(task.width).module, self.allowed[task.host]
@@ -57,6 +57,7 @@ class Limited:
         try:
             outcome = self.devices.do(work, allowed=allowed, limit=self.limit, rehearsed=self.rehearsed)
         except Exceeded as error:
+            # Only work with a limit raises Exceeded, so `allowed` is a number here.
             return Failure(task, Exceeded(f"{error} at width {task.width:g} under a limit of {allowed / MB:.1f} MB"))
         except RuntimeError as error:
             return Failure(task, error)

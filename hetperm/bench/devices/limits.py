@@ -1,7 +1,7 @@
 """Memory limits that the operating system enforces: RLIMIT_DATA, or a cgroup where one can be made.
 
-The limit of a tier is baseline + budget + slack. The baseline is what the process has when its work begins: Python,
-torch, and what was handed to it. The slack is what work takes beside its tensors (`slack`). Imports no torch.
+The limit of a tier is baseline + budget + slack. The baseline is what the process holds when its work begins: Python,
+torch, and what was handed to it. The slack is for memory other than tensors (`slack`). Imports no torch.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from hetperm.runs.memory import MB, status
 
 LARGEST_SLACK = 8 * MB  # a limit with more slack than that says nothing about small tiers
-RESERVE = MB // 2  # what one run may take more than another
+RESERVE = MB // 2  # how much more one run may take than another
 KINDS = Literal["auto", "cgroup", "rlimit", "none"]
 
 
@@ -24,28 +24,28 @@ class Unusable(OSError):
 
 
 class Limit(Protocol):
-    """A kind of limit. It is entered by the process that is limited, and left by its parent once it is gone."""
+    """A kind of limit. The limited process enters it; its parent leaves it once that process has ended."""
 
     name: str
 
     def note(self) -> None:
-        """Take what this process has now for the baseline, but for kernels that are compiled until it enters."""
+        """Take what this process holds now as the baseline; kernels compiled until `enter` are added to it."""
 
     def enter(self, allowed: int | None) -> None:
-        """Hold this process from now on to ``allowed`` more bytes, or to nothing if None."""
+        """Limit this process to ``allowed`` more bytes from now on; None: no limit."""
 
     def peak(self) -> int:
         """The most bytes that were counted against the limit at once since it was entered."""
 
     def leave(self, pid: int) -> None:
-        """Remove what the limit of a process that is gone has left behind."""
+        """Remove what the limit of an ended process has left behind."""
 
 
 class DataLimit:
-    """RLIMIT_DATA of Linux: a process may reserve so much private memory, and is refused more.
+    """RLIMIT_DATA of Linux: a process may reserve a certain amount of private memory, and is refused more.
 
-    It counts what is reserved, used or not. There is no record of the most that was: the address space, which has one
-    (VmPeak), grows by the same, if slightly more.
+    It counts what is reserved, used or not. Linux keeps no peak of it, so the peak of the address space (VmPeak) is
+    read instead, which grows by the same amount or slightly more.
     """
 
     name = "RLIMIT_DATA"
@@ -63,7 +63,7 @@ class DataLimit:
         more = kernels() - compiled  # kernels of the rehearsal: they stay, and belong to the baseline
         self._before = before["VmSize"] + more
         if allowed is not None:
-            # A limit that the process came with stays: nobody may raise the hard one.
+            # A limit that the process already has stays in force: a process may not raise its hard limit.
             there = [bound for bound in resource.getrlimit(resource.RLIMIT_DATA) if bound != resource.RLIM_INFINITY]
             limit = min([before["VmData"] + more + allowed, *there])
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -72,14 +72,14 @@ class DataLimit:
         return status()["VmPeak"] - self._before
 
     def leave(self, pid: int) -> None:
-        """Do nothing: a limit of this kind goes with its process."""
+        """Do nothing: a limit of this kind ends with its process."""
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A control group (cgroups v2) for each process: it may use so much memory, and is killed if it needs more.
+    """A control group (cgroups v2) for each process, which is killed if it uses more than the group allows.
 
-    What a process had before it entered stays charged to the group it came from, so that the baseline is left out.
+    What a process held before it entered stays charged to the group it came from, so the baseline does not count.
 
     Attributes:
         parent: the group in which new ones are made.
@@ -89,16 +89,17 @@ class Cgroup:
     name = "cgroup"
 
     def note(self) -> None:
-        """Do nothing: kernels count by what they use, which is little."""
+        """Do nothing: only memory in use counts here, and kernels use little of what they reserve."""
 
     def enter(self, allowed: int | None) -> None:
         group = self._group(os.getpid())
         group.mkdir()
         if allowed is not None:
             (group / "memory.max").write_text(str(allowed))
-            # Without this the kernel would swap instead of stopping anybody.
+            # Without this the kernel would swap instead of stopping the process.
             if (group / "memory.swap.max").exists():
                 (group / "memory.swap.max").write_text("0")
+        # Last, so that the process is never in the group before the limit holds.
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak(self) -> int:
@@ -113,7 +114,7 @@ class Cgroup:
 
 
 def kernels() -> int:
-    """Bytes that this process has reserved for code compiled while it ran: memory that is written and executed."""
+    """Bytes that this process has reserved for code compiled at run time: memory that is writable and executable."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, rights = line.split()[:2]
@@ -129,7 +130,7 @@ def kernels() -> int:
 def choose(kind: KINDS) -> tuple[Limit | None, str]:
     """A limit that this system has, and a sentence about it; None if there is none, or none was asked for.
 
-    "auto" is a cgroup where one can be made, and else RLIMIT_DATA. One that was asked for by name must be there.
+    "auto" is a cgroup if one can be made, otherwise RLIMIT_DATA. A kind that is asked for by name must be available.
     """
     if kind == "none":
         return None, "memory is not limited, as asked for"
@@ -162,6 +163,7 @@ def cgroup_parent(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
         raise Unusable("this process is in no cgroup v2")
     group = root / mine[0]
     above = [parent for parent in (group, *group.parents) if parent.is_relative_to(root)]
+    # Only a group that passes the memory controller on to its children can have children with a limit.
     limiting = [parent for parent in above if _limits_memory(parent)]
     if not limiting:
         raise Unusable(f"no group above {group} limits memory")
@@ -186,10 +188,10 @@ def _limits_memory(group: Path) -> bool:
 
 
 def slack(overheads: Iterable[int]) -> int:
-    """Bytes that a limit allows beyond the budget: the most that work took beside its tensors, and a reserve.
+    """Bytes that a limit allows beyond the budget: the most that work took besides its tensors, and a reserve.
 
-    In quarters of a MB. Beside tensors there are kernels that torch compiles for new shapes, the graph of the backward
-    pass, and what the allocator loses to rounding.
+    Rounded up to a quarter of a MB. Besides tensors there are the kernels that torch compiles for new shapes, the graph
+    of the backward pass, and what the allocator loses to rounding.
 
     Example:
         >>> slack([2 * MB, 2_300_000]) / MB
@@ -203,7 +205,7 @@ def allowed_bytes(budget_mb: float, slack: int, *, baseline: int = 0, device_mb:
     """Bytes that a process may take on top of its baseline: budget and slack, or what is left of the whole device.
 
     Args:
-        baseline: bytes that Python and torch take; `device_mb`: what there is in all; None: no such limit.
+        baseline: bytes that Python and torch take; `device_mb`: memory of the whole device; None: no such limit.
 
     Example:
         >>> allowed_bytes(4, 2 * MB) / MB, allowed_bytes(4, 2 * MB, baseline=300 * MB, device_mb=305) / MB

@@ -1,4 +1,4 @@
-"""What is done inside a device process: a visit as every engine does it, and the same watched or timed."""
+"""The work inside a device process: a visit as every engine does it, and the same with memory or time measured."""
 
 import contextlib
 import copy
@@ -28,8 +28,8 @@ from submodels import cost
 class OneBench:
     """A shop for one visit.
 
-    A `Workshop` and its benches hold on to each other until garbage is collected: a second visit in the same process
-    would find the model of the first still in memory.
+    A `Workshop` and its benches refer to each other until garbage is collected: during a second visit in the same
+    process, the model of the first would still be in memory.
     """
 
     bench: Workbench
@@ -40,11 +40,12 @@ class OneBench:
 
 
 def visit(task: Task, client: Client, module: nn.Module, loss: Loss = F.cross_entropy) -> Any:
-    """What a host makes of the model it is handed: one copy of it is trained, as large as the task says.
+    """The outcome of a task at its host, which trains one copy of the module.
 
     Args:
-        task: with the model as it was sent; `module`: of its shape. They were there before the limit, as a file would
-            be; the copy is made under it.
+        task: holds the model as it was sent.
+        module: has the shape of that model. Both exist before the limit holds, as a file would; the copy is made under
+            the limit.
     """
     bench = Workbench(copy.deepcopy(module), loss, width=task.width)
     outcome = run_task(task, {task.host: client}, OneBench(bench))
@@ -54,7 +55,7 @@ def visit(task: Task, client: Client, module: nn.Module, loss: Loss = F.cross_en
 
 
 def training(module: nn.Module, example: Tensor, *, batch_size: int, steps: int) -> Callable[[], Any]:
-    """A visit of a few steps on random data, to be done in some process.
+    """A visit of a few steps on random data, as a function to run in another process.
 
     Args:
         example: (1, ...) an input of the module.
@@ -76,11 +77,11 @@ def _client(example: Tensor, batch_size: int) -> Client:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory of a visit, above the baseline.
+    """The peak memory of a visit, above the baseline.
 
     Attributes:
         resident: bytes of private memory in use, as the operating system counts them; None where it does not say.
-        charged: bytes that count against the limit; None without one.
+        charged: bytes that count against the limit; None without a limit.
     """
 
     resident: int | None
@@ -88,18 +89,19 @@ class Peak:
 
 
 def watched(work: Callable[[], Any], limit: Limit | None = None, *, rehearsed: bool = False) -> Peak:
-    """The most memory that a visit takes.
+    """The peak memory of a visit.
 
-    It is done twice. Pages of program files come in with the first time; in the second they no longer blur what is
-    read off: the resident peak, which counts them, less those that are there.
+    The work is done twice. The resident peak also counts pages of program files, which are subtracted. The first time
+    loads such pages while it runs; the second time they are all there, and no longer blur the difference.
 
     Args:
-        rehearsed: whether it is done once before, and kernels that are compiled then do not count against the limit.
+        rehearsed: whether work is done once before that; kernels compiled then do not count against the limit.
     """
     if rehearsed and limit is not None:
         limit.note()
         work()
     if limit is not None:
+        # None: nothing is refused, and the limit only counts.
         limit.enter(None)
     before, peaks = status(), []
     for _ in range(2):
@@ -114,11 +116,12 @@ def watched(work: Callable[[], Any], limit: Limit | None = None, *, rehearsed: b
 def _forget_peak() -> None:
     """Set VmHWM to what is resident now, where the system allows that."""
     with contextlib.suppress(OSError):
+        # 5 is the code for resetting the peak, see proc(5).
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def allocated(module: nn.Module, example: Tensor, *, batch_size: int) -> int:
-    """Bytes of tensors, as torch's own allocator counts them in real steps."""
+    """Peak bytes of tensors, as torch's own allocator counts them in real steps."""
     return cost.measure(module, example, batch_size=batch_size)
 
 
@@ -126,7 +129,7 @@ def allocated(module: nn.Module, example: Tensor, *, batch_size: int) -> int:
 
 
 def timed(module: nn.Module, example: Tensor, *, batch_size: int, repeats: int = 3) -> float:
-    """Seconds of one training step on one thread of this machine: processor time, the median of a few."""
+    """Seconds of one training step on one thread of this machine: processor time, the median of a few steps."""
     x, y = _client(example, batch_size).train
     bench, times = Workbench(module, F.cross_entropy), []
     for _ in range(1 + repeats):

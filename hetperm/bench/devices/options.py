@@ -1,4 +1,4 @@
-"""What the device benchmark measures, and how memory is limited. Imports no torch: it is read for --help."""
+"""Flags of the device benchmark: what it measures, and how memory is limited. Imports no torch, for --help."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from hetperm.config import POSITIVE, WidthsFrom
 
 
 def image_shape(name: str, value: Any) -> str:
-    """A text such as 3x32x32."""
+    """A text such as 3x32x32, or an error."""
     sides = value.lower().split("x")
     if len(sides) != 3 or not all(side.isdigit() and int(side) > 0 for side in sides):
         raise ValueError(f"{name} is {value!r}; it must be channels x height x width, such as 3x32x32")

@@ -1,4 +1,4 @@
-"""The device benchmark: measure every width, judge every tier under its limit, train under limits, write it all."""
+"""The device benchmark: measure every width, judge every tier under its limit, train under limits, write files."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,12 +22,13 @@ from hetperm.runs.setting import one_thread
 
 @dataclass(frozen=True)
 class Machinery:
-    """What devices are simulated with.
+    """The processes and the limit that simulate devices.
 
     Attributes:
-        devices, timer: processes that keep nothing, and that keep what torch keeps.
+        devices: processes without caches, for memory.
+        timer: processes with the caches that torch has by default, for time.
         limit: how their memory is limited; None: not at all.
-        about: what is said about it.
+        about: a sentence about the limit.
     """
 
     devices: Devices
@@ -37,10 +38,10 @@ class Machinery:
 
 
 def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> dict[str, Any]:
-    """What resources.json holds.
+    """Run the benchmark; the result is what resources.json holds.
 
     Args:
-        say: called with what is done next.
+        say: called with a text about what is done next.
     """
     with one_thread():
         net = benchmark.network(
@@ -49,6 +50,7 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
         if options.widths_from == "budget" and net.scalable is not None:
             tiers = profile.solved(tiers, net.scalable, batch_size=options.batch_size)
         benchmark.check(tiers, net, options.model)
+        # Found out first: under a limit that is not enforced, everything would seem to fit.
         unusable = _unusable(machinery)
         measured, rehearsed = benchmark.calibrated(
             net, tiers.widths[::-1], machinery.devices, machinery.timer, machinery.limit, say=say
@@ -58,7 +60,7 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
         for tier in tiers.tiers:
             say(f"tier {tier.name}: width {tier.width:g} under its limit, and the next larger one")
             verdicts[tier.name] = benchmark.judge(tier, tiers, net, enforcement)
-        # At the largest width: small models are slowed by overhead that is not theirs.
+        # From the largest width: in small models, overhead hides what a multiply-add takes.
         largest = measured[max(measured)]
         speed = Speed.of_step(largest.seconds, macs=largest.cost.macs, batch_size=options.batch_size)
         samples = options.local_steps * options.batch_size
@@ -71,7 +73,7 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
 
 
 def _unusable(machinery: Machinery) -> str:
-    """Why the limit proves nothing here, or an empty text."""
+    """Why the limit cannot decide anything here, or an empty text."""
     limit = machinery.limit
     if limit is None or benchmark.holds(machinery.devices, limit):
         return ""
@@ -112,7 +114,7 @@ def _described(options: Options, tiers: Profile, machinery: Machinery, enforceme
 
 
 def _limit(enforcement: Enforcement) -> str:
-    """In a sentence: what the limit is made of."""
+    """A sentence about what the limit consists of."""
     kernels = ", kernels compiled for the shapes at hand included" if enforcement.rehearsed else ""
     total = "" if enforcement.device_mb is None else f", and at most {enforcement.device_mb:g} MB in all"
     return (
@@ -128,6 +130,7 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
     limited = any(enforcement.allowed_bytes(tier) is not None for tier in tiers.tiers)
     if options.federated and limited and not enforcement.why_not:
         say("hetero-PERM under the limits")
+        # Short: every task is a process, and the question is only whether limits change a number.
         few = {"epochs": 2, "local_steps": 1, "warmup_rounds": 1, "samples_per_client": 4 * options.batch_size}
         small = config.override(image_size=min(options.shape[1:]), **few)
         result["federated"] = asdict(federated.under_limits(small, tiers, enforcement))
@@ -135,7 +138,7 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
         length = {"epochs": options.epochs, "local_steps": options.local_steps, "warmup_rounds": 10}
         size = {"num_clients": options.num_clients, "image_size": options.image_size}
         rows = federated.curves(config.override(**length, **size), tiers, speed, say=say)
-        # The accuracy that all methods reach at some point, so that each has a time to compare.
+        # The highest accuracy that every method reaches, so that each has a time to compare.
         best = [max(row["accuracy"] for row in rows if row["method"] == method) for method in federated.COMPARED]
         reached = min(best)
         result["curves"] = rows
@@ -144,7 +147,7 @@ def _trained(options: Options, tiers: Profile, enforcement: Enforcement, speed: 
 
 
 def _config(options: Options) -> Config:
-    """What the federated runs have in common."""
+    """The settings that the federated runs have in common."""
     fine_tuned = [method for method in federated.COMPARED if method.endswith("-ft")]
     return Config(
         dataset=options.dataset,

@@ -1,4 +1,4 @@
-"""The benchmark's table, sentences and pictures."""
+"""The table, sentences and pictures of the device benchmark."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from hetperm.runs.memory import MB
 
 Rows = Sequence[Mapping[str, Any]]
 
-# key of a row -> what it is called
+# key of a row -> its name in the table
 LINES = {
     "tier": "tier",
     "width": "width",
@@ -44,7 +44,7 @@ def grid(rows: Rows, *, title: str = "") -> Grid:
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """What the benchmark found, a line each."""
+    """The findings of the benchmark, one line each."""
     rows = result["tiers"]
     lines = [result["enforcement"], result["limit"]]
     lines += [f"tier {row['tier']}: {row['verdict']}: {row['reason']}" for row in rows if row["reason"]]
@@ -108,6 +108,7 @@ def picture(rows: Rows, curves: Rows, *, title: str) -> Figure:
     accuracy.set(ylabel="test accuracy, mean over the tier's clients")
     if not curves:
         accuracy.text(0.5, 0.5, "not trained", transform=accuracy.transAxes, ha="center")
+    # Tiers of the same width share a tick.
     names: dict[float, list[str]] = {}
     for row in rows:
         names.setdefault(row["width"], []).append(row["tier"])
@@ -136,6 +137,7 @@ def _budgets(axes, rows: Rows, key: str, label: str) -> None:
 
 def curve_picture(curves: Rows, *, title: str) -> Figure:
     """Accuracy against simulated time and against what was sent; a line for each method."""
+    # In the form of histories of a run; every point shows a method as it would be deployed, so all are "finished".
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     for row in curves:
         point = {"accuracy_mean": row["accuracy"], "finished": 1, "seconds": row["seconds"], "sent": row["bytes"]}

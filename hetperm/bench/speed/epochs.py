@@ -25,7 +25,7 @@ from hetperm.server.visits import step_sizes
 from hetperm.state import State, tail_begins
 
 PARTITIONS = ("classes:1", "class-groups:2", "label-shift:2")
-ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # what the price of alpha is measured on
+ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # for the price of alpha
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     epochs: int
 
     def setting(self, partition: str, **changes: Any) -> Setting:
-        """Clients of one size with 200 images each (of digits: with all there are, divided), and an MLP."""
+        """Clients of one size with 200 images each (digits: all images, divided), and an MLP."""
         mnist = {"dataset": "mnist", "data_dir": self.data_dir, "samples_per_client": 200}
         config = Config(
             **(mnist if self.data_dir else {"dataset": "digits"}),
@@ -53,8 +53,8 @@ class Case:
 
 
 def literal_epoch(federation: Federation, state: State, options: Options) -> State:
-    r"""The state after all N^2 visits of the paper's ring, K steps each; where alpha is zero, of step size zero."""
-    # Written out, and not `personal_epoch` with a ring: that one skips the visits that this is here to pay for.
+    r"""The state after all N^2 visits of the paper's ring, K steps each; the step size is zero where alpha is zero."""
+    # Not `personal_epoch` with a ring: that skips the visits without weight, and their price is the point here.
     rule, clients, v, r = options.visiting, federation.clients, list(state.v), state.r
     lr = step_sizes(state.alpha, rule.personal_lr, rule.step_rule)
     for pairs in shuffle.rounds_of(shuffle.ring(len(clients), generator_for(federation.seed, "schedule", r))):
@@ -75,12 +75,13 @@ def literal_epoch(federation: Federation, state: State, options: Options) -> Sta
 
 
 def against_literal(case: Case, partition: str, *, engine: str, workers: int) -> dict[str, Any]:
-    """Times of both epochs from the same models and alpha, in turn, epoch after epoch; and what the models are worth.
+    """Times of both kinds of epoch, taken in turn from the same start, and the accuracy that each ends with.
 
-    Alpha is estimated once, before, and its time counts for neither.
+    Alpha is estimated once before the epochs, and its time counts for neither.
     """
     with pinned(workers):
         setting = case.setting(partition, engine=engine, workers=workers)
+        # PERM takes as many steps as its visits need: `steps` binds only its rivals.
         options = options_for("perm-two-stage", setting.config, steps=1)
         with choice.opened(setting.engine, workers, setting.clients, setting.shop) as chosen:
             federation = _federation(setting, chosen)
@@ -88,7 +89,7 @@ def against_literal(case: Case, partition: str, *, engine: str, workers: int) ->
             literal = perm = start = algorithm.begin()
             times = []
             for _ in range(options.epochs):
-                # In turn, each from where it was: a machine that is slow for some seconds is slow for both.
+                # In turn, each from its own last state: a machine that is slow for some seconds is slow for both.
                 slow, literal = _timed(partial(literal_epoch, federation, literal, options))
                 fast, perm = _timed(partial(algorithm.epoch, perm))
                 times.append((slow, fast, slow[0] / fast[0]))
@@ -121,6 +122,7 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
                 mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
             visit = partial(algorithm.epoch, state)
+            # Always from the same state, so that all repetitions do the same work.
             estimates, epochs = zip(*[(seconds(estimate), seconds(visit)) for _ in range(repeats)])
     (alpha, alpha_cpu), (visits, visits_cpu) = median(estimates), median(epochs)
     return {
@@ -146,13 +148,13 @@ def _timed(epoch: Callable[[], State]) -> tuple[Time, State]:
 
 
 def _accuracy(setting: Setting, state: State) -> float:
-    """Of the models that clients would use, on test data, the mean over clients."""
+    """Mean test accuracy, over clients, of the models that they would use."""
     scores = score(setting, state.deployed, [1.0] * len(setting.clients), "test", where="benchmark")
     return figures(setting, *scores)["accuracy"]["mean"]
 
 
 def _described(setting: Setting) -> dict[str, Any]:
-    """What was run."""
+    """A description of what was run."""
     clients, config = setting.clients, setting.config
     return {
         "about": f"{setting.dataset} {config.partition}",

@@ -1,7 +1,7 @@
 """The rounds of a workload by Flower's simulation: a program that `hetperm.bench.speed.peers` runs.
 
-It prints one line of JSON: the seconds of Flower's rounds, and those of the bare loop before and after them: while the
-simulation runs, its threads would slow a loop in this process down.
+It prints one line of JSON: the seconds of Flower's rounds and those of the bare loop. The loop is timed before and
+after the simulation, because the simulation's threads would slow it down.
 """
 
 import json
@@ -24,7 +24,7 @@ from hetperm.bench.speed.workloads import Setup, Workload, bare_loop, bare_steps
 
 @cache
 def asked(text: str) -> tuple[Setup, int]:
-    """The workload and the number of rounds; built once in every process: data in a message would be sent each time."""
+    """The workload and the number of rounds, made once in every process: in a message, data would be sent each time."""
     torch.set_num_threads(1)
     words = json.loads(text)
     return build(Workload(**words["workload"])), words["repeats"]
@@ -36,12 +36,13 @@ def train(message: Message, context: Context, setup: Setup) -> Message:
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     pairs = setup.batches[context.node_config["partition-id"]]
     bare_steps(module, torch.optim.SGD(module.parameters(), lr=setup.workload.lr), pairs)
+    # Flower weighs models by their examples; all clients of a workload have as many.
     answer = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
     return Message(RecordDict(answer), reply_to=message)
 
 
 def rounds(grid: Grid, setup: Setup, repeats: int) -> list[Time]:
-    """Times of the rounds but the first, in which Ray starts its workers; their CPU time is not known here."""
+    """Times of all rounds but the first, in which Ray starts its workers; CPU times are unknown here (nan)."""
     ends = []
 
     def after(server_round: int, arrays: ArrayRecord) -> None:

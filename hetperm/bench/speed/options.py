@@ -1,4 +1,4 @@
-"""What the speed benchmark runs, in which size, and where the figures go. Imports no torch: it is read for --help."""
+"""Flags of the speed benchmark: what it runs, in which size, and where results go. Imports no torch, for --help."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ PARTS = ("workloads", "peers", "perm_rounds", "epochs", "alpha", "scaling")
 
 
 def some_of(choices: tuple[str, ...]) -> Check:
-    """A check for lists of some of these words, at least one."""
+    """A check for lists of words from `choices`, at least one."""
 
     def check(name: str, words: Any) -> tuple[str, ...]:
         for word in words:

@@ -12,7 +12,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def tables(results: Results) -> str:
-    """Every figure that was taken, as tables in Markdown, under the command that took them."""
+    """All figures as tables in Markdown, below the command that took them."""
     machine = results["machine"]
     lines = [
         f"`{results['command']}`",
@@ -28,7 +28,7 @@ def tables(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Rows of cells, one function for each part of the benchmark
+# Rows of the tables, one function for each part of the benchmark
 
 
 def _workloads(rows: Rows) -> Iterator[list[str]]:
@@ -101,7 +101,7 @@ def _spread(row: Mapping[str, Any], ratio: str, single: str = "ratios") -> str:
     return f"{row[ratio]:.3g} ({min(row[single]):.3g} to {max(row[single]):.3g})"
 
 
-# Part of the benchmark -> title, header, how many columns hold words, and rows of its table
+# Part of the benchmark -> the title of its table, its header, how many columns hold words, and its rows
 TABLES: dict[str, tuple[str, Sequence[str], int, Callable[[Any], Iterator[list[str]]]]] = {
     "workloads": (
         "A FedAvg round against a bare torch loop of the same steps on one core",
@@ -151,7 +151,7 @@ OURS, THEIRS, PALE = "#D55E00", "#56B4E9", "#999999"
 
 
 def picture(results: Results) -> Figure | None:
-    """Bars of how much faster rounds and epochs are, and curves over the number of clients; None without any."""
+    """Bars of how much faster rounds and epochs are, and curves over the number of clients; None if none was timed."""
     drawn = [
         (draw, results[part])
         for part, draw in (("workloads", _bare_bars), ("epochs", _literal_bars), ("scaling", _curves))
@@ -169,6 +169,7 @@ def _bare_bars(axes, rows: Rows, results: Results) -> None:
     bars = [(name, row, OURS) for name, row in rows.items() if "ratio_to_bare" in row]
     for name, peer in results.get("peers", {}).items():
         bars += [(f"{name} {workload}", row, THEIRS) for workload, row in peer.get("workloads", {}).items()]
+    # What was skipped has a reason in place of a ratio.
     bars = [(name, row, colour) for name, row, colour in bars if "ratio_to_bare" in row]
     _bars(axes, [(name, row["ratio_to_bare"], row["ratios"], colour) for name, row, colour in bars])
     axes.set(title="a FedAvg round", ylabel="times faster than a bare torch loop", yscale="log")
@@ -181,9 +182,11 @@ def _literal_bars(axes, rows: Rows, results: Results) -> None:
 
 def _bars(axes, bars: Sequence[tuple[str, float, Sequence[float], str]]) -> None:
     for k, (_, height, single, colour) in enumerate(bars):
+        # From the slowest run to the fastest, which need not lie evenly about the median.
         spread = [[height - min(single)], [max(single) - height]]
         axes.bar(k, height, color=colour, yerr=spread, capsize=3)
         axes.annotate(f"{height:.3g}", (k, max(single)), xytext=(0, 3), textcoords="offset points", ha="center")
+    # As fast as what it is compared with.
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(bars)), [name for name, *_ in bars], rotation=30, ha="right")
     axes.margins(y=0.15)

@@ -1,4 +1,4 @@
-"""The same rounds by other frameworks, where they are installed: pfl in this process, Flower in one with no network."""
+"""The same rounds by other frameworks, if installed: pfl in this process, Flower in a process without a network."""
 
 import asyncio
 import copy
@@ -38,13 +38,13 @@ def _can_isolate() -> bool:
 
 
 def against_bare(name: str, workload: Workload, *, repeats: int) -> dict[str, Any]:
-    """Times of a peer's round and of the bare loop, in turn, on one core."""
+    """Times of a peer's round and of the bare loop, on one core."""
     return {"pfl": _pfl, "flwr": _flower}[name](workload, repeats)
 
 
 def _row(bare: list, peer: list) -> dict[str, Any]:
     (bare_wall, bare_cpu), (wall, cpu) = median(bare), median(peer)
-    # Against the median of the bare loop: Flower's rounds are not timed in turn with it, so there are no pairs.
+    # Each round against the median of the bare loop: Flower's are not timed in turn with it, so there are no pairs.
     return {
         "ratio_to_bare": bare_wall / wall,
         "ratios": [bare_wall / wall for wall, _ in peer],
@@ -55,7 +55,7 @@ def _row(bare: list, peer: list) -> dict[str, Any]:
     }
 
 
-# pfl: batches are those of the bare loop, in its order, so that it should come to the same model
+# pfl: it gets the batches of the bare loop in the same order, so that its model should be that of our round
 
 
 def _pfl(workload: Workload, repeats: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _pfl(workload: Workload, repeats: int) -> dict[str, Any]:
 
 
 def pfl_rounds(setup: Setup) -> tuple[Callable[[], None], Any]:
-    """A function that does one more round of pfl's FedAvg without evaluation, and the module that it trains."""
+    """A function that does one more round of pfl's FedAvg, without evaluation, and the module that it trains."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -83,6 +83,7 @@ def pfl_rounds(setup: Setup) -> tuple[Callable[[], None], Any]:
     workload, module = setup.workload, copy.deepcopy(setup.shop.full.module)
     module.loss = lambda x, y: F.cross_entropy(module(x), y)
     module.metrics = lambda x, y: {"samples": Weighted(len(y), 1)}
+    # The optimizer of the server: a step of 1 along the mean change is plain averaging.
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     shards = {j: [torch.cat(part) for part in zip(*pairs)] for j, pairs in enumerate(setup.batches)}
     data = FederatedDataset.from_slices(shards, get_user_sampler("minimize_reuse", list(shards)))
@@ -95,7 +96,7 @@ def pfl_rounds(setup: Setup) -> tuple[Callable[[], None], Any]:
 
     def advance() -> None:
         nonlocal done
-        done += 1  # pfl goes on from the round it is at until it has done so many
+        done += 1  # the total, not one more: pfl continues from its current round
         rounds = NNAlgorithmParams(
             central_num_iterations=done, evaluation_frequency=10**9, train_cohort_size=len(shards), val_cohort_size=0
         )
@@ -104,13 +105,14 @@ def pfl_rounds(setup: Setup) -> tuple[Callable[[], None], Any]:
     return advance, module
 
 
-# Flower: in a process of its own, which times the bare loop as well
+# Flower: in a separate process, which times the bare loop as well
 
 
 def _flower(workload: Workload, repeats: int) -> dict[str, Any]:
     root = str(Path(__file__).resolve().parents[2])
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    # The process has no network, so telemetry and update checks could only fail.
     env = {**os.environ, **quiet, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     asked = json.dumps({"workload": vars(workload), "repeats": repeats})
     command = [*ISOLATED, sys.executable, "-m", "hetperm.bench.speed.flower", asked]

@@ -15,11 +15,11 @@ from hetperm.server import shuffle
 from hetperm.server.visits import Visiting, personal_epoch
 from hetperm.state import State
 
-ROUNDS = 4  # of visits, timed together: what is done once an epoch counts for little, as it does in an epoch
+ROUNDS = 4  # of visits, timed together: what is done once an epoch then counts for little, as in a real epoch
 
 
 def against_bare(workload: Workload, *, engine: str, workers: int, runs: int, repeats: int) -> dict[str, Any]:
-    """Times of a round and of the bare loop, which has one core; ``workers`` is how many cores the round has."""
+    """Times of a round on ``workers`` cores, and of the bare loop, which always uses one."""
     with pinned(workers):
         setup = build(workload)
         kind = choice.choose(engine, workers, setup.clients, setup.shop)
@@ -34,7 +34,7 @@ def against_bare(workload: Workload, *, engine: str, workers: int, runs: int, re
 
 
 def against_fedavg(workload: Workload, *, engine: str, runs: int, repeats: int) -> dict[str, Any]:
-    """Times of a round of visits and of a FedAvg round: everybody trains a model, for as many steps."""
+    """Times of a round of visits and of a FedAvg round; in both, every client trains a model for as many steps."""
     with pinned(1):
         setup = build(workload)
         state, rounds = travelling(setup)
@@ -57,23 +57,23 @@ def against_fedavg(workload: Workload, *, engine: str, runs: int, repeats: int) 
 
 
 def travelling(setup: Setup) -> tuple[State, list[shuffle.Round]]:
-    """Personal models that are to learn from everybody alike, and the first rounds of their visits."""
+    """Personal models with equal mixing weights, and the first rounds of their visits."""
     N = len(setup.clients)
-    # In memory of their own, as after an epoch: models that share memory would be kinder to the cache.
+    # Clones, because after an epoch each model has its own memory: shared memory would be kinder to the cache.
     v = tuple({name: x.clone() for name, x in setup.start.items()} for _ in range(N))
     rounds = shuffle.rounds_of(shuffle.ring(N, generator_for(0, "bench", "ring")))[:ROUNDS]
     return State(0, setup.start, v, alpha=torch.full((N, N), 1 / N, dtype=torch.float64)), rounds
 
 
 def visit_rounds(setup: Setup, state: State, rounds: list[shuffle.Round], engine: Engine) -> State:
-    """The state after some rounds of visits, each model as many steps a visit as a client takes in a FedAvg round."""
+    """The state after some rounds of visits, each with as many steps as a client takes in a FedAvg round."""
     workload = setup.workload
     rule = Visiting(workload.local_steps, workload.batch_size, personal_lr=workload.lr)
     return personal_epoch(setup.federation(engine), state, rounds, rule)
 
 
 def described(setup: Setup, engine: str, workers: int) -> Mapping[str, Any]:
-    """What was run."""
+    """A description of what was run."""
     return {
         "about": setup.workload.about,
         "size": setup.workload.size,

@@ -14,12 +14,12 @@ from hetperm.bench.speed.workloads import WORKLOADS, Workload, resized
 
 Figures = Any  # whatever results.json can hold
 Say = Callable[[str], object]
-QUICK = {"W1": 4, "W2": 4, "W3": 2, "W4": 5}  # clients of a look at everything in small
+QUICK = {"W1": 4, "W2": 4, "W3": 2, "W4": 5}  # clients of each workload with --quick
 QUICK_SIZES = (10, 20)
 
 
 def run(options: Options, *, say: Say) -> Iterator[tuple[str, Figures]]:
-    """(part, its figures), one after the other.
+    """Run the parts that were asked for, and yield (part, its figures) after each.
 
     Args:
         say: called with what is timed next.
@@ -30,13 +30,13 @@ def run(options: Options, *, say: Say) -> Iterator[tuple[str, Figures]]:
 
 
 def check_data(options: Options) -> None:
-    """Raise an error if the epochs are to be timed on data that are not there: before anything else is timed."""
+    """Raise an error, before anything is timed, if the data of the epochs are missing."""
     if options.data_dir and {"epochs", "alpha"} & set(options.parts):
         _case(options).setting(epochs.PARTITIONS[0])
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine that the figures were taken on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -59,6 +59,7 @@ def _workloads(options: Options, say: Say) -> Figures:
 
 
 def _on_two_cores(workload: Workload, options: Options, say: Say) -> Figures:
+    # The cores that this process may use; if the system does not say, all there are.
     if (len(timing.cores()) or os.cpu_count()) < 2:
         return {"about": workload.about, "skipped": "not run: there is only one core to run on"}
     say("W3 on two cores")
@@ -122,11 +123,11 @@ MEASURES: dict[str, Callable[[Options, Say], Figures]] = {
 }
 
 
-# What parts run on
+# What the parts run on
 
 
 def _chosen(options: Options) -> dict[str, Workload]:
-    """The workloads that were asked for, in the size that was asked for."""
+    """The workloads that were asked for, with the number of clients that was asked for."""
     small = QUICK if options.quick else {}
     return {name: resized(WORKLOADS[name], options.clients or small.get(name)) for name in sorted(options.workloads)}
 
@@ -135,12 +136,13 @@ def _case(options: Options) -> epochs.Case:
     """The data that epochs are timed on."""
     if options.quick:
         return epochs.Case(options.data_dir, num_clients=10, warmup_rounds=2, epochs=1)
+    # Digits are fewer, and so are their clients. Every epoch gives one ratio, so epochs are the runs of this part.
     num_clients = 50 if options.data_dir else 20
     return epochs.Case(options.data_dir, num_clients=num_clients, warmup_rounds=30, epochs=options.runs)
 
 
 def _processor() -> str:
-    """The name of the processor, as far as the system tells."""
+    """The name of the processor, as well as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""Time and memory of a PERM epoch as clients become more: groups of ten that should find each other."""
+"""Time and memory of a PERM epoch for more and more clients, in groups of ten that should find each other."""
 
 import json
 import os
@@ -15,14 +15,15 @@ FEATURES, CLASSES, SAMPLES = 60, 10, 100
 
 
 def curve(sizes: Sequence[int], *, engine: str) -> list[dict[str, Any]]:
-    """Time and peak memory of an epoch for every number of clients, each in a process of its own, on one core."""
+    """Time and peak memory of an epoch for every number of clients, each in its own process, on one core."""
     return [_in_child(N, engine) for N in sizes]
 
 
 def _in_child(N: int, engine: str) -> dict[str, Any]:
+    # The child must find this very package, also in a checkout that is not installed.
     root = str(Path(__file__).resolve().parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    # A process of its own: the peak of a process never falls, so the next size would show that of the one before.
+    # The peak of a process never falls: in one process, a size would show the peak of the size before it.
     command = [sys.executable, "-m", "hetperm.bench.speed.scaling", str(N), engine]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
@@ -43,7 +44,7 @@ def epoch(N: int, engine: str) -> dict[str, Any]:
     from submodels import zoo
 
     config = Config(num_clients=N, warmup_rounds=1, epochs=2, sketch=256, tail_average=0.0, engine=engine, device="cpu")
-    before = peak_bytes()  # all imports are done: what comes on top is the epoch's
+    before = peak_bytes()  # all imports are done: what comes on top belongs to the epoch
     with pinned(1):
         torch.manual_seed(0)
         model = zoo.build("mlp", in_channels=FEATURES, num_classes=CLASSES, image_size=None)

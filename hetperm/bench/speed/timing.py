@@ -1,4 +1,4 @@
-"""Timing side by side: what is compared runs in turn in one process, so that both see the same machine."""
+"""Timing side by side: both candidates run in turn in one process, so that they see the same machine."""
 
 import os
 import statistics
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-LEAST = 0.1  # seconds: shorter work is repeated until so much time has passed
-RUN = 5.0  # seconds: a run of several repetitions has more of them until so much time has passed
+LEAST = 0.1  # seconds: shorter work is repeated until this much time has passed
+RUN = 5.0  # seconds: a run of several repetitions adds more until this much time has passed
 
 Time = tuple[float, float]  # seconds of one call: wall, and CPU of the whole process
 
 
 def seconds(work: Callable[[], object], least: float = 0.0) -> Time:
-    """The time of one call: the mean over as many as fill ``least`` seconds."""
+    """The time of one call, averaged over as many calls as fill ``least`` seconds."""
     calls, wall, cpu = 0, time.perf_counter(), time.process_time()
     while calls == 0 or time.perf_counter() - wall < least:
         work()
@@ -54,16 +54,18 @@ class Comparison:
 
 
 def compare(reference: Callable, ours: Callable, *, runs: int, repeats: int) -> Comparison:
-    """Both in turn, ``repeats`` times a run (more if they are done in no time), after a call that does not count."""
+    """Time both in turn, ``repeats`` times a run (more if they are short), after a call of each that does not count."""
     reference(), ours()  # caches are filled and kernels chosen
     return Comparison(*zip(*(_run(reference, ours, repeats) for _ in range(runs))))
 
 
 def _run(reference: Callable, ours: Callable, repeats: int) -> tuple[Time, Time, float]:
     began, times = time.perf_counter(), []
+    # A single repetition is meant as a quick look, and is not extended.
     while len(times) < repeats or (repeats > 1 and time.perf_counter() - began < RUN):
         times.append((seconds(reference, LEAST), seconds(ours, LEAST)))
     first, second = zip(*times)
+    # The median of the ratios, not the ratio of the medians: only the two of a pair saw the same machine.
     return median(first), median(second), statistics.median(a / b for (a, _), (b, _) in times)
 
 
@@ -82,6 +84,7 @@ def cores() -> list[int]:
 def pinned(count: int) -> Iterator[None]:
     """A context in which the process keeps to ``count`` cores, if the system lets it, and torch to one thread."""
     before, threads = cores(), torch.get_num_threads()
+    # With several cores, it is the workers of an engine that use them, not threads inside torch.
     torch.set_num_threads(1)
     if before:
         os.sched_setaffinity(0, before[-count:])  # the first core has most of the system's own work

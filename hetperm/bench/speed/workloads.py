@@ -1,4 +1,4 @@
-"""What is timed: four workloads, each as a FedAvg round of hetperm and as a bare torch loop of the same steps."""
+"""Four workloads to time, each as a FedAvg round of hetperm and as a bare torch loop of the same steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ class Workload:
     """A round in which every client takes K steps.
 
     Attributes:
-        model, sizes: of `submodels.zoo`.
-        widths: of the clients, in turn.
+        model, sizes: the name of a model of `submodels.zoo`, and its arguments.
+        widths: the widths of the clients, repeated in turn.
     """
 
     about: str
@@ -48,12 +48,13 @@ class Workload:
 
     @property
     def update(self) -> Sgd:
-        """What every client does."""
+        """The update that every client does."""
         return Sgd(self.local_steps, self.batch_size, self.lr)
 
 
 FIVE = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 IMAGE = {"in_channels": 3, "image_size": 32}
+# W3 has few clients because 50 of them would take half a minute a round.
 WORKLOADS = {
     "W1": Workload("logistic regression, 60 features", "logistic", {"in_channels": 60, "image_size": None}),
     "W2": Workload("MLP 784-200-200-10", "mlp", {"in_channels": 1, "image_size": 28}),
@@ -64,11 +65,11 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """A workload, ready to run in both ways.
+    """A workload that is ready to run both ways.
 
     Attributes:
         modules: width -> the module that the bare loop trains.
-        batches: (N, K) the batches of every client as pairs (x, y), cut beforehand: those that the round draws.
+        batches: (N, K) the batches that the round draws for every client, cut beforehand, as pairs (x, y).
     """
 
     workload: Workload
@@ -85,7 +86,7 @@ class Setup:
 
 
 def build(workload: Workload, *, dtype: torch.dtype = torch.float32) -> Setup:
-    """The clients, the models and the batches of a workload: random data, as many samples as a round's steps take."""
+    """The clients, models and batches of a workload: random data, with as many samples as the steps of a round take."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = zoo.build(workload.model, num_classes=CLASSES, **workload.sizes).to(dtype)
@@ -93,7 +94,7 @@ def build(workload: Workload, *, dtype: torch.dtype = torch.float32) -> Setup:
     widths = sorted({client.width for client in clients})
     scalable = ScalableModel(model, torch.zeros_like(clients[0].train[0][:1])) if widths != [1.0] else None
     shop = Workshop(model, F.cross_entropy, scalable)
-    # Copies: the bare loop trains its modules on and on, and must not touch the benches of the round.
+    # Copies: the bare loop keeps training its modules, and must not touch those of the round.
     modules = {width: shop.copy().at(width).module for width in widths}
     pairs = [_batches(client, workload) for client in clients]
     return Setup(workload, clients, shop, shop.full.take(), Slicer(scalable), modules, pairs)
@@ -111,12 +112,13 @@ def _client(workload: Workload, j: int, dtype: torch.dtype) -> Client:
 def _batches(client: Client, workload: Workload) -> list[tuple[Tensor, Tensor]]:
     """The batches that `local_sgd_round` draws in round 0."""
     x, y = client.train
+    # Derived as that round derives it, so that both sides take the very same steps.
     generator = generator_for(SEED, "global", 0, client.key)
     return [(x[batch], y[batch]) for batch in workload.update.batches(len(x), generator)]
 
 
 def fedavg_round(setup: Setup, engine: Engine) -> Params:
-    """The global model after one round: parts cut out, K steps each, averaged."""
+    """The global model after one round: parts are cut out, trained for K steps, and averaged."""
     updates = [setup.workload.update] * len(setup.clients)
     w, _ = local_sgd_round(setup.federation(engine), setup.start, updates, round=0)
     return w
@@ -125,7 +127,7 @@ def fedavg_round(setup: Setup, engine: Engine) -> Params:
 def bare_loop(setup: Setup) -> None:
     """Take the steps of a round as torch alone would: no client, no server, no copy of a model."""
     lr = setup.workload.lr
-    # Made anew for every round, as clients of a round would; without momentum there is nothing to carry over.
+    # New ones for every round, as its clients would make them; without momentum there is nothing to carry over.
     optimizers = {width: torch.optim.SGD(module.parameters(), lr=lr) for width, module in setup.modules.items()}
     for client, pairs in zip(setup.clients, setup.batches, strict=True):
         bare_steps(setup.modules[client.width], optimizers[client.width], pairs)
