@@ -1,4 +1,4 @@
-"""The methods by name, and what each needs to know: from the configuration, its own table, and defaults."""
+"""The methods by name, and the options of each: from its own table, the configuration and defaults."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +22,12 @@ class Method:
     """An algorithm under a name.
 
     Attributes:
-        make: (federation, start, options) -> how to begin, go on and end.
-        options: the dataclass of what it needs to know.
-        defaults: values that neither the configuration nor the method's table gives.
-        fixed: values that make this method what it is; no table changes them.
-        one_size: whether it needs one architecture: where clients differ in size it runs at the size of the smallest.
-        mixes: whether it is PERM: clients learn whom to learn from, by mixing weights.
+        make: (federation, start, options) -> the algorithm.
+        options: the dataclass of its options.
+        defaults: values of options that neither the configuration nor the method's table gives.
+        fixed: values of options that define the method; no table can change them.
+        one_size: whether all models must have one size. If clients differ, it runs at the width of the smallest.
+        mixes: whether it is PERM, whose clients learn by mixing weights whom to learn from.
     """
 
     make: Callable[[Federation, Params, Any], Algorithm]
@@ -39,7 +39,7 @@ class Method:
 
 
 def _partial_training(*, fine_tune: bool, one_size: bool = False, **fixed: Any) -> Method:
-    """A method that trains parts of one global model."""
+    """A method that trains parts of one global model; without ``fine_tune`` no table can give it such steps."""
     never = {} if fine_tune else {"fine_tune_steps": 0, "fine_tune_lr": 0.0}
     fixed = {"extraction": "static", "ordered": False, **fixed, **never}
     return Method(partial_training.partial_training, partial_training.Options, fixed=fixed, one_size=one_size)
@@ -65,40 +65,42 @@ METHODS: dict[str, Method] = {
     "fjord-ft": _partial_training(fine_tune=True, ordered=True),
 }
 
-OF_THE_RUN = ("epochs", "steps")  # the same for all methods, so not for a table
+OF_THE_RUN = ("epochs", "steps")  # the same for all methods, so no table may set them
 
 
 def options_for(name: str, config: Config, *, steps: int) -> Any:
-    """The options of a method: what its table says, else the configuration, else its defaults.
+    """The options of a method: from its table, else from the configuration, else its defaults.
 
     Args:
-        steps: gradients that each client may compute; fine-tuning takes at most half of them.
+        steps: mini-batch gradients that each client may compute; fine-tuning gets at most half of them.
     """
     method = METHODS[name]
     table = {key: _checked(name, key, value) for key, value in config.rivals.get(name, {}).items()}
-    # Later entries win: a table over the configuration, and what makes the method over both.
+    # Later entries win: the table over the configuration, and the fixed values over both.
     values = {**method.defaults, **vars(config), **table, **method.fixed, "steps": steps}
+    # A rival that sets no step size gets that of PERM; its other step sizes follow its own.
     values.setdefault("lr", config.personal_lr)
     for rate in ("fine_tune_lr", "inner_lr"):
         values.setdefault(rate, values["lr"])
-    # At least half of the steps go into what is fine-tuned.
+    # At least half of the steps train the model that is fine-tuned: in a short run 300 would leave nothing to tune.
     values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
     return _filled(method.options, values)
 
 
 def _filled(kind: type, values: Mapping[str, Any]) -> Any:
-    """An instance of a dataclass, and of the dataclasses inside it, from one flat table of values."""
+    """Build a dataclass, and the dataclasses inside it, from one flat table of values."""
     own = {}
     for each in fields(kind):
         if is_dataclass(each.type):
             own[each.name] = _filled(each.type, values)
+        # A field without a value keeps the default of its dataclass.
         elif each.name in values:
             own[each.name] = values[each.name]
     return kind(**own)
 
 
 def _leaves(kind: type) -> Iterator[Field]:
-    """The fields of a dataclass and of the dataclasses inside it."""
+    """Yield the fields of a dataclass and of the dataclasses inside it."""
     for each in fields(kind):
         if is_dataclass(each.type):
             yield from _leaves(each.type)
@@ -107,19 +109,21 @@ def _leaves(kind: type) -> Iterator[Field]:
 
 
 def check_method_tables(config: Config) -> None:
-    """Raise an error if the table of some method holds what that method does not understand."""
+    """Raise an error if the table of a method holds an unknown key or a bad value."""
     for name in config.rivals:
+        # Building the options runs every check. The steps of the run are not known yet; any large number will do.
         options_for(name, config, steps=10**6)
 
 
 def _checked(method: str, name: str, value: Any) -> Any:
-    """The value of a key in a method's table, if the method knows the key and the value is of its kind."""
+    """The value of a key in a method's table; an error if the method has no such key or the value does not fit."""
     record = METHODS[method]
     types = {leaf.name: leaf.type for leaf in _leaves(record.options)}
     types = {key: kind for key, kind in types.items() if key not in (*OF_THE_RUN, *record.fixed)}
     if name not in types:
         advice = did_you_mean(name, types, f"it takes {', '.join(types)}")
         raise ValueError(f"[{method}]: unknown key {name!r}; {advice}")
+    # Keys that the configuration has too obey the same limits there and here.
     if name in FIELDS:
         return check_field(name, value, f"[{method}]: {name}")
     good, wanted = _KINDS[types[name]]
@@ -129,6 +133,7 @@ def _checked(method: str, name: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> bool:
+    # A bool is an int in Python, and `lr = true` is surely a mistake.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
-Keep = Callable[[Params], Params]  # takes a model and returns it from where it waits: memory, or disk
+Keep = Callable[[Params], Params]  # stores a model until its next visit, in memory or on disk, and returns it
 
 
 class NotFinite(ArithmeticError):
@@ -15,9 +15,9 @@ class NotFinite(ArithmeticError):
 
 
 def check_finite(params: Params, where: str) -> Params:
-    """The model itself; raise an error that says where if a number of it is not finite."""
+    """Return the model unchanged; raise an error that says where if it holds a number that is not finite."""
     for name, x in params.items():
-        # A finite sum settles it at a third of the price; a sum may also overflow, hence the second look.
+        # A finite sum proves it at a third of the cost. A sum of finite numbers may overflow, hence the second look.
         if not math.isfinite(float(x.sum())) and not torch.isfinite(x).all():
             raise NotFinite(
                 f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
@@ -26,7 +26,7 @@ def check_finite(params: Params, where: str) -> Params:
 
 
 def mixed(*terms: tuple[Params, float]) -> Params:
-    """The weighted sum of models, summed in the given order."""
+    """The weighted sum of models, added up in the given order, which decides the last bits."""
     (first, share), *rest = terms
     total = {name: x * share for name, x in first.items()}
     for params, weight in rest:
@@ -36,32 +36,33 @@ def mixed(*terms: tuple[Params, float]) -> Params:
 
 
 def subtract(w: Params, gradient: Params, lr: float) -> Params:
-    """The model one step of ``lr`` down a gradient."""
+    """The model after one gradient step of size ``lr``."""
     return {name: x - lr * gradient[name] for name, x in w.items()}
 
 
 def distance(a: Params, b: Params) -> Tensor:
-    """The l2 distance of two models."""
+    """The l2 distance between two models."""
     return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in a))
 
 
 def project(params: Params, centre: Params, radius: float) -> Params:
-    """The point of the l2 ball about ``centre`` nearest to a model."""
+    """The point nearest to a model in the l2 ball around ``centre`` (P_W)."""
+    # Inside the ball the model itself is returned, so that its bits stay as they are.
     away = float(distance(params, centre))
     return params if away <= radius else mixed((centre, 1 - radius / away), (params, radius / away))
 
 
 def num_bytes(params: Params) -> int:
-    """Bytes of a model on the wire."""
+    """The size of a model in bytes when it is sent."""
     return sum(x.nbytes for x in params.values())
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """(d,) all tensors one after the other."""
+    """(d,) all tensors in one vector, one after the other."""
     return torch.cat([x.reshape(-1) for x in tensors])
 
 
 def unflatten(vector: Tensor, like: Params) -> Params:
-    """A flat vector (d,) as tensors of the names and shapes of a model."""
+    """A flat vector (d,) split into tensors with the names and shapes of the model ``like``."""
     pieces = vector.split([x.numel() for x in like.values()])
     return {name: piece.reshape(x.shape) for (name, x), piece in zip(like.items(), pieces, strict=True)}

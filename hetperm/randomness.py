@@ -1,4 +1,4 @@
-"""Randomness: one seed, and a stream of its own for every use of it."""
+"""Randomness: one seed, and a separate stream of numbers for every use."""
 
 import hashlib
 import operator
@@ -11,22 +11,23 @@ def seed_for(seed: int, *key: int | str) -> int:
 
     Args:
         seed: the one seed of the run.
-        key: what the randomness is for, e.g. ``"visit", r, i, j``. 1 and ``"1"`` are different keys.
+        key: what the randomness is for, such as ``"visit", r, i, j``. 1 and ``"1"`` are different keys.
 
     Example:
         >>> seed_for(0, "mask", 3, 7)
         2409423943556737431
     """
-    # repr keeps the parts apart, ("ab", "c") from ("a", "bc"); hash() would differ between processes
+    # repr keeps ("ab", "c") and ("a", "bc") apart. Python's hash() would differ between processes.
     text = repr((operator.index(seed), *map(_part, key)))
+    # One bit is dropped so that the seed fits a signed 64-bit integer.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, *key: int | str) -> torch.Generator:
-    """A fresh generator for one use; who else draws, and in which order, cannot change what it gives.
+    """A new generator for one use. No other use of randomness can change what it draws.
 
-    On the CPU torch seeds with the lower 32 bits only: among a hundred thousand uses two will draw the same. That does
-    no harm as long as nothing requires two uses to differ.
+    On the CPU torch uses only the lower 32 bits of a seed, so among a hundred thousand uses two will draw the same
+    numbers. That does no harm as long as no result relies on two uses being different.
 
     Example:
         >>> torch.randperm(5, generator=generator_for(0, "shuffle", 2))
@@ -36,6 +37,7 @@ def generator_for(seed: int, *key: int | str) -> torch.Generator:
 
 
 def _part(part: int | str) -> int | str:
+    # Subclasses of str and numpy integers become plain ones, whose repr is the same everywhere.
     if isinstance(part, str):
         return str(part)
     try:

@@ -1,4 +1,4 @@
-"""State: what an epoch takes and gives. Frozen; nothing in it is edited in place."""
+"""State: what an epoch takes and returns. It is frozen, and its tensors are never edited in place."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from hetperm.params import Keep, Params, mixed
 
 @dataclass(frozen=True)
 class Work:
-    """Logical work done so far: what a deployment would pay, whatever the engine did to get there."""
+    """Work done so far, as a deployment would count it; it does not depend on the engine."""
 
     visits: int = 0
     rounds: int = 0
@@ -29,10 +29,14 @@ class State:
     """Everything an algorithm carries from one epoch to the next.
 
     Attributes:
-        r: epochs done; `w`: the global model; `v`: every client's personal model.
-        alpha: (N, N) mixing weights, or None for algorithms that have none.
-        tail: the running mean of v over the last epochs, once it has begun, and how many are in it.
-        memory: what else an algorithm keeps, models by name (the centre of a projection, the models of clusters).
+        r: epochs done so far.
+        w: the global model.
+        v: every client's personal model.
+        alpha: (N, N) mixing weights; None for algorithms that have none.
+        tail: the tail average of v; None before its first epoch.
+        tail_count: the number of epochs in the tail average.
+        work: the work done so far.
+        memory: other models that an algorithm keeps, by name (the centre of a projection, the models of clusters).
     """
 
     r: int
@@ -46,14 +50,20 @@ class State:
 
     @property
     def deployed(self) -> tuple[Params, ...]:
-        """The models clients would use now: the tail average where it has begun."""
+        """The models that clients would deploy now: the tail average if there is one, else v."""
         return self.tail if self.tail is not None else self.v
 
     def averaged(self, begins: float, keep: Keep) -> "State":
-        """The state with v taken into the tail average, from epoch ``begins`` on; ``keep``: where its models wait."""
+        """The state with v added to the tail average, if epoch ``begins`` has been reached.
+
+        Args:
+            begins: the first epoch of the tail average.
+            keep: stores the models of the average.
+        """
+        # r has been raised already: it is the number of the epoch that has just ended.
         if self.r < begins:
             return self
-        # A running mean: no epoch's models are kept for it.
+        # A running mean, so that the models of single epochs need not be kept.
         count = self.tail_count + 1
         if self.tail is None:
             return replace(self, tail=self.v, tail_count=1)
@@ -63,7 +73,7 @@ class State:
 
 
 def tail_begins(tail_average: float, epochs: int) -> float:
-    """The first epoch, counted from 1, that the tail average takes in; never (inf) without one.
+    """The first epoch in the tail average, counted from 1; inf if there is no tail average.
 
     Example:
         >>> tail_begins(0.5, epochs=5), tail_begins(1.0, epochs=5), tail_begins(0.0, epochs=5)

@@ -1,1 +1,1 @@
-"""Algorithms: each is a function of a federation, a start and options that says how to begin, go on and end."""
+"""Algorithms: each is a function of a federation, a start and options, and returns an `Algorithm`."""

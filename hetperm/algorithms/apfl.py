@@ -1,4 +1,4 @@
-"""APFL: a client deploys a mixture of the global model and one of its own, and may learn how much of each.
+"""APFL: a client deploys a mixture of the global model and its own, and may learn the weights of both.
 
 Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020.
 """
@@ -21,7 +21,7 @@ from hetperm.state import State, Work
 
 @dataclass(frozen=True)
 class Options(RivalOptions):
-    """What APFL needs to know beyond what every rival does."""
+    """Options of APFL beyond those of every rival."""
 
     mix: float
     adaptive: bool
@@ -32,15 +32,15 @@ class Options(RivalOptions):
 
 
 def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
-    r"""APFL: FedAvg for w, and beside it a model :math:`u_i` of each client's own, trained as part of the mixture.
+    r"""APFL: FedAvg for w, and for each client a model :math:`u_i` that is trained inside the mixture.
 
     .. math:: \bar v_i = a_i u_i + (1 - a_i) w_i, \quad
         w_i \leftarrow w_i - \eta \nabla f_i(w_i; \xi), \quad
         u_i \leftarrow u_i - \eta \nabla_u f_i(\bar v_i; \xi) = u_i - \eta a_i \nabla f_i(\bar v_i; \xi)
 
-    (The paper writes :math:`\alpha_i, v_i` for :math:`a_i, u_i`.) The server averages the w_i; u_i and a_i stay at
-    home, in `State.memory` as ``"own i"`` and ``"mix"``. Personal models: :math:`a_i u_i + (1 - a_i) w`, with
-    the averaged w. A local step costs 2 gradients.
+    (The paper writes :math:`\alpha_i, v_i` for :math:`a_i, u_i`.) The server averages the w_i. u_i and a_i stay at the
+    client; here they are in `State.memory` as ``"own i"`` and ``"mix"``. Personal models: :math:`a_i u_i + (1 - a_i) w`
+    with the averaged w. A local step costs 2 gradients.
     """
     N = len(federation.clients)
     cost = 2 * options.local_steps
@@ -55,13 +55,14 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
             Mixture(options.local_steps, options.batch_size, options.lr, mix=a, adaptive=options.adaptive)
             for a in weights
         ]
-        # The own models never leave the clients; they travel here because a task carries all that it needs.
+        # A deployment keeps these models at the clients. They are in the task only because a task carries all it needs.
         models = [state.w | {OWN + name: x for name, x in state.memory[f"own {i}"].items()} for i in range(N)]
         outcomes = federation.train_at_home(updates, models, round=round)
         w = mean_model([local for local, _, _ in outcomes], federation.clients)
         own = [u for _, u, _ in outcomes]
         mix = torch.stack([a["mix"] for _, _, a in outcomes])
         v = tuple(mixed((u, a), (w, 1 - a)) for u, a in zip(own, mix.tolist(), strict=True))
+        # So only w counts as sent, in both directions.
         moved = N * num_bytes(w)
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=v, work=state.work + work, memory=_memory(own, mix))
@@ -70,5 +71,5 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
 
 
 def _memory(own: Sequence[Params], mix: Tensor) -> dict[str, Params]:
-    """What clients keep: their own models, and (N,) the weights of these."""
+    """What clients keep: their own models, and the weights (N,) of these in the mixture."""
     return {f"own {i}": u for i, u in enumerate(own)} | {"mix": {"mix": mix}}

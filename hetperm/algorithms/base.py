@@ -1,4 +1,4 @@
-"""What an algorithm is: how to begin, how to go on, how to end."""
+"""Algorithm: three functions that begin, continue and end the training of a method."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from hetperm.state import State
 
 
 class Algorithm(NamedTuple):
-    """What a method does with a federation.
+    """The three functions of a method.
 
     Attributes:
-        begin: the first state, warm-up included.
-        epoch: the state after one more epoch.
-        finish: the state that would be deployed, from that after the last epoch; None if nothing is done then.
+        begin: returns the state before the first epoch, after the warm-up.
+        epoch: takes a state and returns the state after one more epoch.
+        finish: takes the state after the last epoch and returns the one to deploy; None if they are the same.
     """
 
     begin: Callable[[], State]

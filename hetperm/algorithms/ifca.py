@@ -1,4 +1,4 @@
-"""IFCA: a few global models; every client joins the one that fits it best, and joins again each round.
+"""IFCA: a few global models. In every round each client joins the one that fits its data best.
 
 Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", 2020.
 """
@@ -24,7 +24,7 @@ from hetperm.state import State, Work
 
 @dataclass(frozen=True)
 class Options(RivalOptions):
-    """What IFCA needs to know beyond what every rival does."""
+    """Options of IFCA beyond those of every rival."""
 
     clusters: int
 
@@ -34,17 +34,17 @@ class Options(RivalOptions):
 
 
 def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
-    r"""IFCA with model averaging: clients choose a cluster by its loss, train its model, and it becomes their average.
+    r"""IFCA with model averaging: clients choose the cluster of lowest loss and train its model; the server averages.
 
     .. math:: c_i = \arg\min_c f_i(\theta_c), \quad
         \theta_c \leftarrow \frac{1}{|\{i : c_i = c\}|} \sum_{i : c_i = c} \theta_{c,i,K}
 
-    where :math:`\theta_{c,i,K}` is :math:`\theta_c` after K steps at client i; a cluster nobody chose keeps its model.
-    The choice is made on the whole shard, as soon as the averages are there: it is the one of the next round and says
-    what to deploy. Personal models: :math:`\theta_{c_i}`; w is the average over all clients. Cluster models are in
-    `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start, the others at
-    random. A step costs one gradient; the losses of the choice are not counted as steps, the models sent for it are
-    counted as bytes.
+    where :math:`\theta_{c,i,K}` is :math:`\theta_c` after K steps at client i. A cluster that nobody chose keeps its
+    model. Clients choose on their whole shard, right after the server has averaged. The choice decides the model of the
+    next round and the one to deploy. Personal models: :math:`\theta_{c_i}`; w is the average over all clients. Cluster
+    models are in `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start,
+    the others at random models. A step costs one gradient. The losses for the choice do not count as steps, but the
+    models sent for it count as bytes.
     """
     clients = federation.clients
     N = len(clients)
@@ -57,24 +57,24 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
         choice = state.memory["choice"]["choice"].tolist()
         models = [state.memory[f"cluster {c}"] for c in range(options.clusters)]
         trained = federation.train_at_home([options.sgd] * N, [models[c] for c in choice], round=round)
-        # A cluster that nobody chose keeps its model, and may be chosen again.
+        # Only the chosen clusters: one that nobody chose keeps its model and may be chosen again.
         for c in set(choice):
             members = [i for i in range(N) if choice[i] == c]
             models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
         w = mean_model(trained, clients)
-        up = N * (num_bytes(w) + 8)  # the trained model, and which one it is
+        up = N * (num_bytes(w) + 8)  # the trained model, and the number of its cluster
         work = Work(rounds=1, client_steps=options.local_steps * N, bytes_up=up)
         return choose(replace(state, w=w, work=state.work + work), models, round=round + 1)
 
     def choose(state: State, models: Sequence[Params], *, round: int) -> State:
-        """The state with every client at the cluster whose model has the lowest loss on its data."""
+        """The state in which every client has the cluster whose model has the lowest loss on its data."""
         seeds = [federation.seed_for("choice", round, client.key) for client in clients]
         tasks = [
             Task(MeanLoss(), model, host=i, seed=seeds[i], label=f"round {round}: cluster {c} at client {i}")
             for i in range(N)
             for c, model in enumerate(models)
         ]
-        # A cluster whose model has gone wrong loses the choice; only if all have is it an error.
+        # A cluster whose loss is nan is never chosen; it is an error only if a client is left without any.
         losses = torch.stack(federation.run(tasks)).reshape(N, len(models)).nan_to_num(nan=math.inf)
         for i in range(N):
             if not losses[i].isfinite().any():
@@ -83,6 +83,7 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
                 )
         choice = losses.argmin(dim=1).cpu()
         memory = {f"cluster {c}": params for c, params in enumerate(models)} | {"choice": {"choice": choice}}
+        # Every client gets all models to choose from, so none is sent again for training.
         work = Work(bytes_down=N * sum(num_bytes(params) for params in models))
         v = tuple(models[c] for c in choice.tolist())
         return replace(state, v=v, memory=memory, work=state.work + work)
@@ -91,13 +92,14 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
 
 
 def _redrawn(start: Params, generator: torch.Generator) -> Params:
-    """Another start: weights drawn afresh, as large as they are; biases and the scales of norms stay.
+    """Another start: weights drawn anew with the same root mean square; biases and the scales of norms stay.
 
-    Equal starts would never part. Weights that are all zero are drawn as large as a new layer's would be.
+    Clusters with equal starts would stay equal for ever. Weights that are all zero get the size of a new layer's.
     """
     return {name: x.clone() if x.dim() < 2 else _like(x, generator) for name, x in start.items()}
 
 
 def _like(x: Tensor, generator: torch.Generator) -> Tensor:
+    # 1 / sqrt(3 fan_in) is the standard deviation of the weights that torch draws for a new layer.
     size = float(x.square().mean().sqrt()) or (3 * x[0].numel()) ** -0.5
     return size * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

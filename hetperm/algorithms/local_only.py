@@ -1,4 +1,4 @@
-"""Local training: every client by itself; the rival that no collaboration may lose to."""
+"""Local training: every client trains alone. Collaboration is worth it only if it beats this rival."""
 
 from dataclasses import replace
 
@@ -13,14 +13,14 @@ from hetperm.state import State, Work
 def local_only(federation: Federation, start: Params, options: RivalOptions) -> Algorithm:
     r"""Local training: :math:`v_i \leftarrow v_i - \eta \nabla f_i(v_i; \xi)`, and nothing is ever sent.
 
-    A "round" is K steps, with the batches that FedAvg would draw in it: with one client the two are the same.
-    Personal models: v_i as it stands, of the size that the client can hold; w stays the start. A step costs one
-    gradient.
+    A round is K steps on the batches that FedAvg would draw: with one client both methods are the same. Personal
+    models: v_i, of the client's width. w stays the start. A step costs one gradient.
     """
     clients = federation.clients
     N = len(clients)
 
     def begin() -> State:
+        # Drawn for its own width: weights cut out of a wide layer are too small for a narrow one.
         models = [fresh_model(federation.slicer, client.width, start, seed=federation.seed) for client in clients]
         return State(0, start, tuple(models))
 

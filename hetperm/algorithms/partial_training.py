@@ -19,7 +19,7 @@ from hetperm.state import State
 
 @dataclass(frozen=True)
 class Options(FineTuneOptions):
-    """What partial training needs to know beyond what every rival does; `extraction` and `ordered` tell methods apart.
+    """Options of partial training. `extraction` and `ordered` distinguish its methods.
 
     Without fine-tuning, `fine_tune_steps` is 0.
     """
@@ -29,24 +29,24 @@ class Options(FineTuneOptions):
 
     @property
     def rounds(self) -> int:
-        """Rounds of global training in the whole run."""
+        """The number of rounds of global training in the whole run."""
         return num_rounds(self.steps - self.fine_tune_steps, self.local_steps)
 
 
 def partial_training(federation: Federation, start: Params, options: Options) -> Algorithm:
-    r"""Every client takes K steps on its part of w, and the server averages each coordinate over those that hold it.
+    r"""Every client takes K steps on its part of w; the server averages each coordinate over the clients that hold it.
 
     .. math:: w_k \leftarrow \operatorname{mean}_{i : k \in m_i} (m_i \odot w)_{i,K,k}
 
-    Parts are the first channels ("static": HeteroFL), a window that moves on ("rolling": FedRolex) or drawn anew
-    ("random": Federated Dropout); coordinates that nobody held keep their value. With ``ordered`` a client draws, for
-    every step, one of the widths that it can hold (FjORD). If all clients hold the whole model this is FedAvg; the
-    average is plain, as in the warm-up of PERM: clients count alike, as they do in the accuracy that is reported.
+    A part is the first channels ("static": HeteroFL), a moving window ("rolling": FedRolex) or a fresh draw ("random":
+    Federated Dropout). Coordinates that nobody held keep their value. With ``ordered`` a client draws one of the widths
+    that it can hold for every step (FjORD). If all clients hold the whole model, this is FedAvg. The average is not
+    weighted by samples, as in the warm-up of PERM: all clients count alike, as they do in the reported accuracy.
 
-    Personal models: the static part of w that the client can hold. FedRolex and Federated Dropout train no such parts:
-    what they are made for is the whole w. At the end every client trains its part on its own data, if the options have
-    steps for that: :math:`v_i \leftarrow v_i - \eta_{ft} \nabla f_i(v_i; \xi)`, from the tail average where there is
-    one. A step costs one gradient.
+    Personal models: the static part of w that the client can hold. FedRolex and Federated Dropout do not train such
+    parts: they are made for the whole w. If the options have steps for it, every client fine-tunes its part on its own
+    data at the end: :math:`v_i \leftarrow v_i - \eta_{ft} \nabla f_i(v_i; \xi)`, starting from the tail average if
+    there is one. A step costs one gradient.
     """
     updates = [update_of(client, federation, options) for client in federation.clients]
 
@@ -57,12 +57,13 @@ def partial_training(federation: Federation, start: Params, options: Options) ->
         w, work = local_sgd_round(federation, state.w, updates, round=round, extraction=options.extraction)
         return replace(state, w=w, v=own_parts(federation, w), work=state.work + work)
 
+    # Steps for fine-tuning come out of the same budget, so that all rivals take equally many.
     epoch = in_rounds(advance, options, cost=options.local_steps, spare=options.fine_tune_steps)
     return Algorithm(begin, epoch, fine_tuning(federation, options))
 
 
 def update_of(client: Client, federation: Federation, options: Options) -> Update:
-    """What a client does in a round: plain SGD, or with ``ordered`` SGD on parts of the widths in use that fit it."""
+    """The update of a client in a round: SGD, or with ``ordered`` SGD on parts of the widths in use that fit it."""
     if not options.ordered:
         return options.sgd
     widths = sorted({other.width for other in federation.clients if other.width <= client.width})
@@ -70,7 +71,7 @@ def update_of(client: Client, federation: Federation, options: Options) -> Updat
 
 
 def own_parts(federation: Federation, w: Params) -> tuple[Params, ...]:
-    """Every client's static part of w; clients of one width share it."""
+    """(N,) the static part of w for every client. Clients of one width share the same tensors."""
     slicer, clients = federation.slicer, federation.clients
     parts = {width: slicer.cut(w, slicer.index(width)) for width in {client.width for client in clients}}
     return tuple(parts[client.width] for client in clients)

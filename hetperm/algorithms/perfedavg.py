@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one step of each client goes far, by first-order or Hessian-free MAML.
+"""Per-FedAvg: a global model that each client can adapt in one step, by first-order or Hessian-free MAML.
 
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", 2020.
@@ -15,12 +15,12 @@ from hetperm.server.federation import Federation
 from hetperm.server.global_model import mean_model
 from hetperm.state import State, Work
 
-COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients of a local step
+COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients in a local step
 
 
 @dataclass(frozen=True)
 class Options(FineTuneOptions):
-    """What Per-FedAvg needs to know beyond what every rival does."""
+    """Options of Per-FedAvg beyond those of every rival."""
 
     inner_lr: float
     variant: str
@@ -34,14 +34,14 @@ class Options(FineTuneOptions):
 
 
 def perfedavg(federation: Federation, start: Params, options: Options) -> Algorithm:
-    r"""Per-FedAvg: FedAvg on what each client's loss will be after one step of its own.
+    r"""Per-FedAvg: FedAvg on the loss that each client has after one local step.
 
     .. math:: F_i(w) = f_i(w - \alpha \nabla f_i(w)), \quad
         w_{i,k+1} = w_{i,k} - \beta \tilde\nabla F_i(w_{i,k}), \quad w \leftarrow \frac1N \sum_i w_{i,K}
 
-    with :math:`\alpha` = `inner_lr`, :math:`\beta` = `lr` (see `Meta`). Personal models: w until `finish`, which
-    adapts w, or its tail average, at each client: `fine_tune_steps` steps of `fine_tune_lr`, part of the budget. The
-    authors adapt with one step of :math:`\alpha`. A local step costs 2 gradients, Hessian-free 4.
+    with :math:`\alpha` = `inner_lr` and :math:`\beta` = `lr` (see `Meta`). Personal models: w during training. At the
+    end each client adapts w, or its tail average, by `fine_tune_steps` steps of `fine_tune_lr`, which are part of the
+    budget. (The authors adapt by one step of :math:`\alpha`.) A local step costs 2 gradients, Hessian-free 4.
     """
     N = len(federation.clients)
     cost = COST[options.variant] * options.local_steps
@@ -57,6 +57,7 @@ def perfedavg(federation: Federation, start: Params, options: Options) -> Algori
         w = mean_model(federation.train_at_home([update] * N, [state.w] * N, round=round), federation.clients)
         moved = N * num_bytes(w)
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
+        # Clients adapt only at the end: adapting every round would use up the budget of steps.
         return replace(state, w=w, v=(w,) * N, work=state.work + work)
 
     epoch = in_rounds(advance, options, cost=cost, spare=options.fine_tune_steps)

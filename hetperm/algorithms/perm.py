@@ -1,6 +1,6 @@
 """PERM: the single loop (Algorithm 3 of the paper) and the two stages (Algorithm A1, then Algorithm 2).
 
-Both for clients of different sizes (section 3.3); with clients of one size that reduces to the homogeneous algorithms.
+Both take clients of different widths (section 3.3). With clients of one width they are the homogeneous algorithms.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from hetperm.state import State, Work, tail_begins
 
 @dataclass(frozen=True)
 class Mixing:
-    """How mixing weights are found; the names are those of the configuration, which explains them."""
+    """Options of the mixing weights. The names are those of the configuration, which explains them."""
 
     noise_batches: int
     regularization: float | str = "noise"
@@ -37,7 +37,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Options:
-    """What PERM needs to know; the names are those of the configuration, which explains them."""
+    """Options of PERM. The names are those of the configuration, which explains them."""
 
     epochs: int
     warmup_rounds: int
@@ -54,22 +54,23 @@ class Options:
 
 
 def single_loop(federation: Federation, start: Params, options: Options) -> Algorithm:
-    """Algorithm 3: an epoch of shuffled visits, a step of the global model, new mixing weights; and again."""
+    """Algorithm 3: every epoch is shuffled visits, then a step of the global model, then new mixing weights."""
 
     def epoch(state: State) -> State:
         state = visit(federation, state, options)
-        # The global model's rounds count on from the warm-up: a rolling extraction goes on where that left it.
+        # Rounds of global training are counted through from the warm-up, so that a rolling window continues its way.
         indices = federation.handed_out(options.extraction, options.warmup_rounds + state.r)
         update = BatchGradient(options.global_batch, chunk=options.visiting.batch_size)
         state = gradient_step(federation, state, update, indices, lr=options.global_lr)
         state = end_epoch(federation, state, options)
+        # Last, because alpha^{r+1} is computed at w^{r+1}, the global model after its step.
         return with_weights(federation, state, options)
 
     return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
 
 def two_stage(federation: Federation, start: Params, options: Options) -> Algorithm:
-    """Algorithms A1 and 2: mixing weights once, after the warm-up; then nothing but shuffled visits."""
+    """Algorithms A1 and 2: mixing weights are computed once, after the warm-up; every epoch is shuffled visits."""
 
     def epoch(state: State) -> State:
         return end_epoch(federation, visit(federation, state, options), options)
@@ -78,7 +79,7 @@ def two_stage(federation: Federation, start: Params, options: Options) -> Algori
 
 
 def begin(federation: Federation, start: Params, options: Options) -> State:
-    """Warm-up rounds of global training, then the first mixing weights; personal models begin as static parts of w."""
+    """The state after the warm-up, with the first mixing weights. Personal models begin as static parts of w."""
     sgd = Sgd(options.visiting.local_steps, options.visiting.batch_size, options.global_lr)
     updates = [sgd] * len(federation.clients)
     w, work = start, Work()
@@ -87,16 +88,18 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
         work += more
     slicer, widths = federation.slicer, federation.own_widths(options.visiting.personal_width)
     v = tuple(slicer.cut(w, slicer.index(width)) for width in widths)
+    # The paper starts from uniform weights; here the first epoch already visits only hosts worth visiting.
     return with_weights(federation, State(0, w, v, work=work, memory={"centre": w}), options)
 
 
 def with_weights(federation: Federation, state: State, options: Options) -> State:
-    """The state with mixing weights from the gradients of all clients at w."""
+    """The state with new mixing weights, from the reports of all clients at w."""
     rule = options.mixing
     update = ReportGradient(rule.noise_batches, sketch=rule.sketch, chunk=options.visiting.batch_size)
     reports = collect_reports(federation, state, update, compare=rule.discrepancy, extraction=options.extraction)
     solve = mixing.weights if len(federation.clients) < mixing.SPARSE_FROM else mixing.sparse_weights
     widths = federation.own_widths(options.visiting.personal_width)
+    # Complexity is that of the personal models, because those are what is trained.
     alpha = solve(
         reports.zeta,
         reports.q,
@@ -110,7 +113,8 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
 
 
 def visit(federation: Federation, state: State, options: Options) -> State:
-    """The state after the visits of an epoch, scheduled by the mixing weights."""
+    """The state after the visits of an epoch, which the mixing weights decide."""
+    # A separate stream for each epoch, so that a resumed run draws the same schedule.
     generator = generator_for(federation.seed, "schedule", state.r)
     rounds = scheduled(state.alpha, options.schedule, generator)
     state = personal_epoch(federation, state, rounds, options.visiting)
@@ -118,13 +122,13 @@ def visit(federation: Federation, state: State, options: Options) -> State:
 
 
 def end_epoch(federation: Federation, state: State, options: Options) -> State:
-    """The state of the next epoch, with v taken into the tail average and, if asked for, mixed by alpha."""
+    """The state at the start of the next epoch: v is added to the tail average and, as an option, mixed by alpha."""
     state = replace(state, r=state.r + 1)
     averaged = state.averaged(tail_begins(options.tail_average, options.epochs), federation.keep)
-    # Models just mixed need another epoch of training; the last ones are left as they were trained.
+    # Mixed models need another epoch of training, so those of the last epoch are not mixed.
     if options.server_mix == "none" or state.r >= options.epochs:
         return averaged
-    # The tail average takes in models as they were trained, so only v is replaced by the mixed ones.
+    # The tail average takes the models as they were trained, so only v is replaced by the mixed models.
     widths = federation.own_widths(options.visiting.personal_width)
     return replace(averaged, v=mixed_by_alpha(federation, state, widths).v)
 
@@ -142,13 +146,13 @@ def _finish(federation: Federation, options: Options):
 def last_step(federation: Federation, options: Options, state: State) -> State:
     r"""The paper's last step: :math:`\hat v_i = P_W(v_i - \frac1L \sum_j \alpha_i(j) \nabla f_j(v_i))`.
 
-    A host that is smaller than the model has a gradient of the part that it can hold, and none of the rest.
+    A host that is smaller than the model contributes the gradient of the part that it can hold, and zero for the rest.
     """
     clients, slicer = federation.clients, federation.slicer
     widths = federation.own_widths(options.visiting.personal_width)
     v, work = [], Work()
     for i, (params, own, weights) in enumerate(zip(state.deployed, widths, mixing.rows_of(state.alpha), strict=True)):
-        # In the order of keys, in which gradients are added up.
+        # Sorted by key, so that sums do not depend on how the clients are labelled.
         hosts = sorted(weights, key=lambda j: clients[j].key)
         indices = [slicer.index(clients[j].width, within=own) for j in hosts]
         parts = [slicer.cut(params, index) for index in indices]
@@ -170,6 +174,6 @@ def last_step(federation: Federation, options: Options, state: State) -> State:
         v.append(check_finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
         moved = sum(num_bytes(part) for part in parts)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
-    # The step was taken from what would be deployed, so there is no average beside it any more.
+    # The step started from the tail average, if there is one, so the result replaces it.
     state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
     return _in_ball(federation, state, options)

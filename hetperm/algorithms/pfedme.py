@@ -1,4 +1,4 @@
-"""pFedMe: personal models held to the global one by a spring (Moreau envelopes).
+"""pFedMe: personal models that a quadratic penalty keeps near the global model (Moreau envelopes).
 
 T. Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", 2020.
 """
@@ -17,7 +17,7 @@ from hetperm.state import State, Work
 
 @dataclass(frozen=True)
 class Options(RivalOptions):
-    """What pFedMe needs to know beyond what every rival does."""
+    """Options of pFedMe beyond those of every rival."""
 
     prox: float
     inner_steps: int
@@ -36,9 +36,9 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
         w_{i,k+1} = w_{i,k} - \eta \lambda (w_{i,k} - \theta_{i,k}), \quad
         w \leftarrow (1 - \beta) w + \beta \frac1N \sum_i w_{i,K}
 
-    with :math:`\lambda` = `prox`, :math:`\eta` = `lr`, :math:`\beta` = `server_step`, and :math:`\theta` found by
-    `inner_steps` steps of `inner_lr` (see `Envelope`). Personal models: the :math:`\theta_i` that client i found
-    last. A local step costs `inner_steps` gradients.
+    with :math:`\lambda` = `prox`, :math:`\eta` = `lr` and :math:`\beta` = `server_step`. :math:`\theta` is computed by
+    `inner_steps` steps of `inner_lr` (see `Envelope`). Personal models: the last :math:`\theta_i` of client i. A
+    local step costs `inner_steps` gradients.
     """
     N = len(federation.clients)
     cost = options.local_steps * options.inner_steps
@@ -55,6 +55,7 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
         outcomes = federation.train_at_home([update] * N, [state.w] * N, round=round)
         mean = mean_model([local for local, _ in outcomes], federation.clients)
         w = mixed((state.w, 1 - options.server_step), (mean, options.server_step))
+        # theta stays at its client, so only w and the local models are sent.
         moved = N * num_bytes(w)
         work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
         return replace(state, w=w, v=tuple(theta for _, theta in outcomes), work=state.work + work)

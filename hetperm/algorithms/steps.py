@@ -1,4 +1,4 @@
-"""What the rivals of PERM share: a number of steps that their epochs divide among rounds, and fine-tuning."""
+"""What the rivals of PERM share: a budget of steps, divided into rounds and epochs, and fine-tuning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from hetperm.state import State, Work, tail_begins
 
 @dataclass(frozen=True)
 class RivalOptions:
-    """What every rival needs to know; the names are those of the configuration, which explains them."""
+    """Options of every rival. The names are those of the configuration, which explains them."""
 
     epochs: int
     local_steps: int
@@ -23,13 +23,13 @@ class RivalOptions:
 
     @property
     def sgd(self) -> Sgd:
-        """K steps of SGD, the work of a client in a round."""
+        """K steps of SGD: the update of a client in a round."""
         return Sgd(self.local_steps, self.batch_size, self.lr)
 
 
 @dataclass(frozen=True)
 class FineTuneOptions(RivalOptions):
-    """The same for rivals whose clients train on at the end; those steps are part of `steps`."""
+    """Options of rivals that fine-tune at the end. Those steps are part of `steps`."""
 
     fine_tune_steps: int
     fine_tune_lr: float
@@ -41,7 +41,7 @@ def begin(federation: Federation, start: Params) -> State:
 
 
 def num_rounds(steps: int, cost: int) -> int:
-    """Rounds that a number of steps pays for, if a round takes ``cost`` gradients of every client."""
+    """The number of rounds in a budget of steps, if a round takes ``cost`` gradients of every client."""
     if cost < 1:
         raise ValueError("a round without steps teaches nothing; local_steps must be at least 1")
     if cost > steps:
@@ -52,30 +52,31 @@ def num_rounds(steps: int, cost: int) -> int:
 def in_rounds(
     advance: Callable[[State, int], State], options: RivalOptions, *, cost: int, spare: int = 0
 ) -> Callable[[State], State]:
-    """An epoch that runs its share of the rounds that the steps pay for, and takes v into the tail average.
+    """The function of an epoch: it runs its share of the rounds of the budget and adds v to the tail average.
 
-    Rounds are dealt out evenly: epochs differ by one round at most, and what is left at the end pays for none.
+    Rounds are divided evenly: epochs differ by at most one round. Steps that are too few for a round are not used.
 
     Args:
-        advance: (state, round) -> the state after that round, counted from the first of the run.
+        advance: (state, round) -> the state after that round; rounds are counted from the start of the run.
         cost: mini-batch gradients that a client computes in a round.
-        spare: those that are kept for after the last epoch.
+        spare: mini-batch gradients that are kept for after the last epoch.
     """
     epochs, total = options.epochs, num_rounds(options.steps - spare, cost)
     begins = tail_begins(options.tail_average, epochs)
 
     def epoch(state: State) -> State:
-        # Epoch r runs rounds floor(r T / R) to floor((r + 1) T / R): T in all, whatever R is.
+        # Epoch r runs the rounds from floor(r T / R) up to floor((r + 1) T / R), which makes T in all for any R.
         first, end = (min(r, epochs) * total // epochs for r in (state.r, state.r + 1))
         for round in range(first, end):
             state = advance(state, round)
+        # In memory, since only PERM can store its models on disk.
         return replace(state, r=state.r + 1).averaged(begins, keep=lambda params: params)
 
     return epoch
 
 
 def fine_tuning(federation: Federation, options: FineTuneOptions) -> Callable[[State], State] | None:
-    """How every client trains the model it would deploy on its own data at the end; None without such steps."""
+    """The function that fine-tunes every client's deployed model on its own data; None if there are no steps for it."""
     if options.fine_tune_steps == 0:
         return None
     update = Sgd(options.fine_tune_steps, options.batch_size, options.fine_tune_lr)
@@ -94,7 +95,7 @@ def fine_tuning(federation: Federation, options: FineTuneOptions) -> Callable[[S
             for i, (client, params) in enumerate(zip(clients, state.deployed, strict=True))
         ]
         v = tuple(federation.train(tasks))
-        # Models are sent down and stay: nothing is averaged any more, so the tail ends here.
+        # Models are sent down and stay there, so no bytes go up. The tail average was the start of this training.
         work = Work(rounds=1, client_steps=update.steps * len(v), bytes_down=sum(num_bytes(params) for params in v))
         return replace(state, v=v, tail=None, tail_count=0, work=state.work + work)
 

@@ -1,1 +1,1 @@
-"""What runs on a device: it is handed a model and a shard, and knows of no server."""
+"""What runs on a device: code that gets a model and a shard, and knows nothing of a server."""

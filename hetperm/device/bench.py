@@ -1,4 +1,4 @@
-"""Workbenches: modules that visiting models are put into, one for every width, to be trained and evaluated."""
+"""Workbenches: one module for every width, into which visiting models are loaded to be trained and evaluated."""
 
 import copy
 import math
@@ -15,19 +15,19 @@ from submodels.norms import batch_statistics, has_batch_norm
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean loss of the batch
 Shard = tuple[Tensor, Tensor]  # inputs and labels
 
-CHUNK = 512  # samples that are run at once where nobody says how many
+CHUNK = 512  # samples run at once, unless the caller says otherwise
 ABSENT = -1e9  # the logit of a class that a client masks: no probability, and still finite
 
 
 class Workbench:
-    """A module that visiting models are put into, and the loss they are trained with.
+    """A module into which visiting models are loaded, and the loss that trains them.
 
-    Only parameters travel. Norms use batch statistics and track nothing: a model leaves no trace on its host.
+    Only parameters travel. Norms use batch statistics and track nothing, so a model leaves no trace on its host.
 
     Attributes:
-        classes: (num_classes,) bool, the classes that the present host has; None: all. Set anew for every task.
+        classes: (num_classes,) bool, the classes of the present host; None means all. Set for every task.
         norms: whether some layer normalises over the batch.
-        shop: where benches of other widths are, for updates that train narrower models beside this one.
+        shop: the benches of other widths, for updates that also train a narrower part.
     """
 
     def __init__(self, module: nn.Module, loss: Loss, *, width: float = 1.0, shop: "Workshop | None" = None):
@@ -41,84 +41,85 @@ class Workbench:
         self._data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
 
     def load(self, params: Mapping[str, Tensor]) -> None:
-        """Put a model on the bench."""
+        """Copy a model onto the bench."""
         torch._foreach_copy_(self._data, [params[name] for name in self.names])
 
     def descend(self, gradient: tuple[Tensor, ...], lr: float) -> None:
-        """Take an SGD step with the model on the bench."""
+        """Take one SGD step with the model on the bench."""
         torch._foreach_sub_(self._data, gradient, alpha=lr)
 
     def take(self) -> Params:
-        """The model on the bench, in memory of its own."""
+        """A copy of the model on the bench."""
         return {name: p.detach().clone() for name, p in zip(self.names, self.slots, strict=True)}
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Outputs of the model on the bench, with the logits of classes that the host does not have masked."""
+        """The outputs of the model on the bench, with the logits of classes masked that the host does not have."""
         if not self.norms:
             return masked(self.module(x), self.classes)
         with batch_statistics(self.module):
             return masked(self.module(x), self.classes)
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of the model on the bench."""
+        """The mean loss of the model on the bench."""
         return self.loss(self.outputs(x), y)
 
     def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the model on the bench, parameter by parameter; zero where the loss does not depend on it."""
+        """The gradient of the mean loss, parameter by parameter; zero where the loss does not depend on one."""
         return self.gradient_of(self.value(x, y))
 
     def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
-        """(d,) the gradient on each of several pieces of the data, rows of ``x`` and ``y``: one is held at a time.
+        """Yield the gradient (d,) on each piece of the data, one at a time to save memory.
 
         Args:
-            chunk: samples that are run at once.
+            pieces: the rows of ``x`` and ``y`` in each piece.
+            chunk: samples run at once.
         """
         return (flat(self.mean_gradient(x[piece], y[piece], chunk)) for piece in pieces)
 
     def mean_gradient(self, x: Tensor, y: Tensor, chunk: int) -> tuple[Tensor, ...]:
-        """The gradient of the mean loss, parameter by parameter; at most so many samples are run at once.
+        """The gradient of the mean loss, parameter by parameter, with at most ``chunk`` samples run at once.
 
-        More of them are run in pieces of half as many, and their gradients added up where they arise: while a piece
-        is run the sum takes the room of the activations of the other half, so that no more is held than in a step.
+        More samples are run in pieces of half a chunk, and the gradients of the pieces are added up in place.
         """
-        # Pieces of one size; where there are norms, of two samples at least.
-        # Half a chunk at a time: beside the activations of a piece there is the sum of gradients to hold.
+        # Half a chunk, because the sum of gradients is in memory beside the activations of a piece: together they take
+        # no more than an ordinary step on a whole chunk. All pieces have one size, with norms at least two samples.
         count = 1 if len(x) <= chunk else math.ceil(2 * len(x) / chunk)
         count = min(count, max(1, len(x) // (2 if self.norms else 1)))
         if count == 1:
             return self.gradient(x, y)
         for part_x, part_y in zip(x.tensor_split(count), y.tensor_split(count), strict=True):
             (self.value(part_x, part_y) * (len(part_x) / len(x))).backward()
-        # A parameter that the loss does not depend on has no gradient; the others give theirs away.
+        # Autograd leaves None where the loss does not depend on a parameter. The rest is handed over, not copied, and
+        # the slots are cleared for the next caller.
         total = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.slots)
         for p in self.slots:
             p.grad = None
         return total
 
     def narrower(self, width: float) -> tuple["Workbench", IndexSet]:
-        """A bench with the static part of this bench's model on it, and where that part lies."""
+        """A bench of a smaller width, loaded with the static part of this bench's model, and where that part lies."""
         part, index = self.shop.at(width), self.shop.inside(self.width, width)
         part.classes = self.classes
         part.load({name: index.gather(name, p) for name, p in zip(self.names, self._data, strict=True)})
         return part, index
 
     def descend_part(self, index: IndexSet, gradient: tuple[Tensor, ...], lr: float) -> None:
-        """Take an SGD step with a gradient of a part of the model on the bench."""
+        """Take one SGD step with the gradient of a part; the rest of the model stays as it is."""
         for name, p, g in zip(self.names, self._data, gradient, strict=True):
             index.scatter_(name, p, -lr * g, accumulate=True)
 
     def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of something computed from the model on the bench."""
+        """The gradient of a number that was computed with the model on the bench."""
         return torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
 
 
 def masked(logits: Tensor, classes: Tensor | None) -> Tensor:
-    """(n, num_classes) logits, with those of absent classes out of the running; all of them if ``classes`` is None."""
+    """Logits (n, num_classes) in which no class outside ``classes`` can win; unchanged if ``classes`` is None."""
     return logits if classes is None else logits.masked_fill(~classes.to(logits.device), ABSENT)
 
 
 class Workshop:
-    """A workbench for every width, of the given kind; made when a model of that width comes in."""
+    """A workbench of the given kind for every width, made when the first model of that width arrives."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Workshop:
 
     @property
     def full(self) -> Workbench:
-        """The bench of the whole model."""
+        """The bench for models of full width."""
         return self._benches[1.0]
 
     def at(self, width: float) -> Workbench:
@@ -147,12 +148,13 @@ class Workshop:
         return self._benches[width]
 
     def inside(self, own: float, width: float) -> IndexSet:
-        """Where the model of a narrower width lies in one of width ``own``."""
+        """Where the static part of a width lies in a model of width ``own``."""
         with self._lock:
             return self.scalable.index(width, within=self.scalable.axis_map.counts(own))
 
     def copy(self, kind: Callable[..., Workbench] | None = None) -> "Workshop":
-        """Another workshop for the same models, with benches of its own: for a worker beside this one."""
+        """A workshop for the same models with separate benches, for another worker."""
         other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable, kind or self.kind)
+        # The copy still shares the scalable model, whose cache of parts two threads must not fill at once.
         other._lock = self._lock
         return other

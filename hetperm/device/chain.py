@@ -19,12 +19,12 @@ ACTIVATIONS = {
     "tanh": (nn.Tanh, torch.tanh, F.tanh, "tanh"),
     "sigmoid": (nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"),
 }
-ENTRIES = 2**23  # numbers in the batches of a stack that are gathered in one go: 32 MB
+ENTRIES = 2**23  # numbers in the batches of a stack that are gathered at once: 32 MB in float32
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer of a chain: the names of its parameters, and the activation that follows it, if any."""
+    """A linear layer of a chain: the names of its parameters and the activation after it, if any."""
 
     weight: str
     bias: str | None
@@ -32,12 +32,12 @@ class Layer:
 
 
 def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
-    """The linear layers of a module that is nothing but a chain of them, on vectors; None if it is more than that.
+    """The linear layers of a module that is a plain chain of them on vectors; None for any other module.
 
-    No other thread may run a module meanwhile: tracing patches all of them.
+    No other thread may run a module during the call: tracing patches all modules.
 
     Args:
-        flat: whether its inputs are vectors as they come; otherwise it must flatten them first.
+        flat: whether the inputs are vectors already; if not, the module must flatten them first.
 
     Example:
         >>> layers_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)))
@@ -48,7 +48,7 @@ def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
     """
     try:
         graph = fx.symbolic_trace(module).graph
-    except Exception:  # code of the user's that cannot be traced; then it is no plain chain
+    except Exception:  # the user's code cannot be traced, so it is no plain chain
         return None
     # A chain is a straight line: one input, every node fed by the one before it, the last one returned.
     *nodes, output = graph.nodes
@@ -58,7 +58,7 @@ def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
     for before, node in pairwise(nodes):
         part = module.get_submodule(node.target) if node.op == "call_module" else None
         kind = node.target if part is None else type(part)
-        # A hook may do anything, so a module that has one is left to autograd.
+        # A hook may do anything, so a chain with one is left to autograd.
         if node.all_input_nodes != [before] or (part is not None and (part._forward_hooks or part._forward_pre_hooks)):
             return None
         activation = next((name for name, kinds in ACTIVATIONS.items() if kind in kinds), None)
@@ -74,14 +74,14 @@ def layers_of(module: nn.Module, *, flat: bool = False) -> list[Layer] | None:
 
 
 def _flattens(node: fx.Node, part: nn.Module | None) -> bool:
-    """Whether all but the first axis become one."""
+    """Whether all axes but the first are merged into one."""
     if part is not None:
         return (part.start_dim, part.end_dim) == (1, -1)
     return (node.args[1:], node.kwargs) in (((1,), {}), ((), {"start_dim": 1}))
 
 
 def _is_whole(chain: Sequence[Layer], module: nn.Module) -> bool:
-    """Whether the chain ends in logits, and its parameters are those of the module, each in one layer, all trained."""
+    """Whether the chain ends in logits, uses each parameter of the module exactly once, and all of them are trained."""
     names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     whole = sorted(names) == sorted(trained) and len(trained) == len(list(module.parameters()))
@@ -89,34 +89,35 @@ def _is_whole(chain: Sequence[Layer], module: nn.Module) -> bool:
 
 
 class Chain(Workbench):
-    """A workbench for a chain that is trained with cross-entropy: gradients are written out instead of traced."""
+    """A workbench for a chain trained with cross-entropy. Its gradients are written out by hand, which is faster."""
 
     def __init__(self, module: nn.Module, loss: Loss, *, layers: Sequence[Layer], **where: Any):
         super().__init__(module, loss, **where)
         self.layers = layers
 
     def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the model on the bench, parameter by parameter."""
+        """The gradient of the mean loss, parameter by parameter."""
         return tuple(g[0] for g in self._gradients(x[None], y[None]))
 
     def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
-        """(d,) the gradient on each of several pieces of the data; those of one size are done at once."""
+        """Yield the gradient (d,) on each piece of the data. Pieces of one size are computed together."""
         of_size = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
         stacks = []
         for members in of_size.values():
             rows = torch.stack([pieces[k] for k in members])
             stacks.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
-        # Back into the order of the pieces, which sizes have mixed up.
+        # Grouping by size changed the order of the pieces; this undoes it.
         order = torch.tensor([k for members in of_size.values() for k in members]).argsort()
         return iter(stacks[0] if len(stacks) == 1 else torch.cat(stacks)[order])
 
     def mean_gradient(self, x: Tensor, y: Tensor, chunk: int) -> tuple[Tensor, ...]:
-        """The gradient of the mean loss, parameter by parameter; all samples are run at once."""
+        """The gradient of the mean loss, parameter by parameter. All samples are run at once, whatever the chunk."""
         return self.gradient(x, y)
 
     def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """For each of m batches (m, b, ...) of data the gradient of the model, parameter by parameter (m, ...)."""
+        """The gradients of the model on m batches (m, b, ...), parameter by parameter, each (m, ...)."""
         m = len(x)
+        # One model on all m batches: expanding repeats it without a copy.
         params = {name: p.data.expand(m, *p.shape) for name, p in zip(self.names, self.slots, strict=True)}
         classes = None if self.classes is None else self.classes.expand(m, -1)
         gradient = {}
@@ -136,22 +137,22 @@ def backward(
     *,
     scale: float | Tensor,
 ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-    r"""(layer, its input (m, in, b), the error of its output (m, out, b)) from the last layer to the first.
+    r"""Yield (layer, its input (m, in, b), the error of its output (m, out, b)), from the last layer to the first.
 
     .. math:: \delta_L = s \, (\mathrm{softmax}(a_L) - \mathrm{onehot}(y)), \quad
               \delta_l = (W_{l+1}^\top \delta_{l+1}) \odot \phi_l'(a_l)
 
-    The gradient of a weight is :math:`\delta_l h_{l-1}^\top` and that of a bias the sum of :math:`\delta_l`, both of
-    the summed loss times s. Samples are columns: so a softmax runs over many at a time. The weights of a layer may be
-    changed once it was given.
+    The gradient of a weight is :math:`\delta_l h_{l-1}^\top` and that of a bias is the sum of :math:`\delta_l`, both
+    for s times the summed loss. Samples are columns, so that a softmax runs over many at a time. The caller may change
+    the weights of a layer as soon as the layer has been yielded.
 
     Args:
         params: name -> (m, ...), one model for each of the m batches.
         x, y: (m, d, b) inputs and (m, b) classes.
-        classes: (m, num_classes) bool, those that each host has; None: all.
+        classes: (m, num_classes) bool, the classes of each host; None means all.
         scale: s, a number or (m, 1, 1).
     """
-    inputs = [x]  # of every layer, and in the end the logits
+    inputs = [x]  # the input of every layer, and last the logits
     for layer in layers:
         weight, below = params[layer.weight], inputs[-1]
         if layer.bias is None:
@@ -162,12 +163,12 @@ def backward(
     logits = inputs.pop()
     if classes is not None:
         logits = masked(logits, classes[..., None])
-    # The gradient of cross-entropy: softmax less one-hot, written without making the one-hot.
+    # The gradient of cross-entropy is softmax minus one-hot; subtracting in place avoids building the one-hot.
     error = logits.softmax(1)
     error.scatter_(1, y[:, None], -1.0, reduce="add").mul_(scale)
     for k in reversed(range(len(layers))):
         lower = None
-        # The error goes down before its layer is given: whoever takes it may change the weights at once.
+        # The error is passed down before the layer is yielded, because the caller may change its weights at once.
         if k > 0:
             lower = torch.bmm(params[layers[k].weight].mT, error)
             lower = _through(lower, inputs[k], layers[k - 1].activation)
@@ -176,12 +177,13 @@ def backward(
 
 
 def _activated(x: Tensor, activation: str | None) -> Tensor:
-    """phi(x), in place."""
+    """phi(x), computed in place."""
     return x if activation is None else getattr(torch, f"{activation}_")(x)
 
 
 def _through(error: Tensor, h: Tensor, activation: str | None) -> Tensor:
-    """The error of an activation's input, from that of its output h: times phi', in place."""
+    """The error of an activation's input from the error of its output h: times phi', in place."""
+    # All three derivatives follow from the output h, so that the inputs of activations need not be kept.
     match activation:
         case None:
             return error
@@ -201,21 +203,21 @@ def descend(
     lr: Sequence[float],
     classes: Sequence[Tensor | None],
 ) -> None:
-    """Take K steps of SGD with each of C models of one shape at its host, all of them at once, in place.
+    """Train C models of one shape, each for K steps of SGD at its host, all at once and in place.
 
     Args:
         params: name -> (C, ...) the models, stacked.
         shards: (C,) the hosts' inputs and labels.
-        rows: (C,) tensors (K, b): the samples of every step.
+        rows: (C,) tensors (K, b), the samples of every step.
         lr: (C,) step sizes.
-        classes: (C,) the classes that each host has, or None for all.
+        classes: (C,) the classes of each host; None means all.
     """
     steps, size = rows[0].shape
     x = shards[0][0]
-    # The step size goes into the error, so that a step is one product added to the weights.
+    # The step size is part of the error, so that a step is one product added to the weights.
     scale = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None] / size
     masks = None if any(mask is None for mask in classes) else torch.stack(list(classes)).to(x.device)
-    # The batches of several steps are gathered in one go: a gather for each step would cost as much as the step.
+    # The batches of several steps are gathered at once: a gather for every step would cost as much as the step.
     at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
     for first in range(0, steps, at_once):
         taken = [drawn[first : first + at_once].flatten() for drawn in rows]

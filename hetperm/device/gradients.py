@@ -11,15 +11,15 @@ from hetperm.device.bench import CHUNK, Shard, Workbench
 from hetperm.mixing import discrepancy
 from hetperm.params import Params, flat
 
-POSITIONS = "positions"  # the name in params of where a part's coordinates lie in the whole model
+POSITIONS = "positions"  # the key in params that says where the coordinates of a part lie in the whole model
 
 
 @dataclass(frozen=True)
 class BatchGradient:
-    """The gradient of one large mini-batch, by name.
+    """The gradient of one large mini-batch, by parameter name (Algorithm 3, the step of the global model).
 
     Attributes:
-        chunk: samples that are run at once.
+        chunk: samples run at once.
     """
 
     batch_size: int
@@ -28,23 +28,23 @@ class BatchGradient:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
-        """The gradient, as a model."""
+        """The gradient, parameter by parameter."""
         x, y = shard
         bench.load(params)
         batch = torch.randperm(len(x), generator=generator)[: self.batch_size]
         return dict(zip(bench.names, bench.mean_gradient(x[batch], y[batch], self.chunk), strict=True))
 
     def samples(self, n: int) -> int:
-        """Samples of the mini-batch."""
+        """The samples of the mini-batch."""
         return min(self.batch_size, n)
 
 
 @dataclass(frozen=True)
 class FullGradient:
-    """The gradient (d,) of the client's mean loss, flat, over the whole shard; it draws nothing.
+    """The gradient (d,) of the mean loss over the whole shard. It draws no random numbers.
 
     Attributes:
-        chunk: samples that are run at once.
+        chunk: samples run at once.
     """
 
     chunk: int = CHUNK
@@ -63,7 +63,7 @@ class FullGradient:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client sends: its gradient (d,) or the sketch of it, and the variance of that gradient."""
+    """What a client sends: its gradient (d,) or a sketch of it, and the variance of that gradient."""
 
     gradient: Tensor
     noise: float
@@ -71,16 +71,16 @@ class Report:
 
 @dataclass(frozen=True)
 class ReportGradient:
-    """The full gradient of the client's mean loss, from micro-batches whose spread tells how certain it is.
+    """The gradient of the mean loss over the whole shard, from micro-batches whose spread gives its noise.
 
     Attributes:
-        batches: micro-batches that make up the shard, as far as it has samples for them.
-        sketch: numbers of the sketch that is sent instead of the gradient; None: the gradient.
-        sketch_seed: decides the sketch; the same for all clients.
-        chunk: samples that are run at once.
-        whole_size: coordinates of the whole model if the client holds a part of it: ``params["positions"]`` says where
-            its coordinates lie in there, and the gradient is zero in all others. None: the client's model is what is
-            compared.
+        batches: the number of micro-batches into which the shard is split, if it has enough samples.
+        sketch: how many numbers of a sketch are sent instead of the gradient; None sends the gradient.
+        sketch_seed: the seed of the sketch, the same for all clients.
+        chunk: samples run at once.
+        whole_size: the number of coordinates of the whole model, if the client's gradient is compared in its space:
+            ``params["positions"]`` says where the client's coordinates lie, and all others are zero. None compares the
+            gradients as they are.
     """
 
     batches: int
@@ -93,13 +93,14 @@ class ReportGradient:
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Report:
         """The report of one client."""
-        # Micro-batches of the whole shard: their weighted mean is the full gradient, and their spread is free.
+        # The micro-batches cover the shard: their weighted mean is the full gradient, and their spread is free.
         gradients, sizes = micro_gradients(
             bench, params, shard, batches=self.batches, chunk=self.chunk, generator=generator
         )
         mean, noise = discrepancy.mean_and_noise(gradients, sizes)
         if self.whole_size is not None:
             mean = mean.new_zeros(self.whole_size).index_copy_(0, params[POSITIONS].to(mean.device), mean)
+        # Sketched after the zeros are filled in: sketches of different parts must agree on the places of coordinates.
         sent = mean if self.sketch is None else discrepancy.sketch(mean, self.sketch, self.sketch_seed)
         return Report(sent, noise)
 
@@ -117,26 +118,27 @@ def micro_gradients(
     generator: torch.Generator,
     chunk: int = CHUNK,
 ) -> tuple[Iterator[Tensor], list[int]]:
-    """The gradients (d,) of m = min(batches, n) random micro-batches that make up the whole shard, and their sizes.
+    """The gradients (d,) of m = min(batches, n) random micro-batches that cover the shard, and their sizes.
 
-    A batch norm needs two samples in each: m = min(batches, n // 2).
+    A batch norm needs two samples in each micro-batch: then m = min(batches, n // 2), but at least 1.
 
     Args:
-        chunk: samples that are run at once.
+        chunk: samples run at once.
     """
     bench.load(params)
     x, y = shard
     m = min(batches, max(1, len(x) // (2 if bench.norms else 1)))
+    # Random pieces: those of a shard sorted by class would differ too much and overstate the noise.
     pieces = torch.randperm(len(x), generator=generator).tensor_split(m)
     return bench.gradients(x, y, pieces, chunk), [len(piece) for piece in pieces]
 
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean loss () of a model on the whole shard, in equal pieces that fit in memory; it draws nothing.
+    """The mean loss () of a model on the whole shard. It draws no random numbers.
 
     Attributes:
-        chunk: samples that are run at once.
+        chunk: samples run at once.
     """
 
     chunk: int = CHUNK
@@ -147,6 +149,7 @@ class MeanLoss:
         """() the loss."""
         x, y = shard
         bench.load(params)
+        # Equal pieces: a short last one would give a batch norm poor statistics, or a single sample.
         pieces = math.ceil(len(x) / self.chunk)
         with torch.no_grad():
             return sum(

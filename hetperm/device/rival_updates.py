@@ -1,4 +1,4 @@
-"""Updates that only rivals of PERM use; the algorithm of each says where it comes from (`hetperm.algorithms`)."""
+"""Updates that only rivals of PERM use. The papers they come from are named in `hetperm.algorithms`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hetperm.device.bench import Shard, Workbench
 from hetperm.device.updates import batches
 from hetperm.params import Params, mixed
 
-OWN = "own "  # the prefix in params of the client's own model, which travels beside the global one
+OWN = "own "  # prefix in params of the parameters of a client's own model, which travels beside the global one
 
 
 @dataclass(frozen=True)
 class Meta:
-    r"""K meta-steps at a client, each with batches D, D' (and D'') of its own (Per-FedAvg).
+    r"""K meta-steps at a client, each on new batches D, D' and, for h, D'' (Per-FedAvg).
 
     .. math:: \tilde w &= w - \alpha \nabla f_i(w; D), \quad g = \nabla f_i(\tilde w; D') \\
         w &\leftarrow w - \beta (g - \alpha h), \quad
@@ -23,8 +23,9 @@ class Meta:
             \approx \nabla^2 f_i(w) \, g
 
     Attributes:
-        lr, inner_lr: beta and alpha.
-        difference: delta; None leaves h out, which is the first-order variant.
+        lr: beta.
+        inner_lr: alpha.
+        difference: delta; None leaves h out (the first-order variant).
     """
 
     steps: int
@@ -41,7 +42,7 @@ class Meta:
         bench.load(params)
         draws = iter(batches(len(x), self.batch_size, self.steps * self._batches_per_step, generator))
         for _ in range(self.steps):
-            w = bench.take()  # the step is taken from here, with a gradient found elsewhere
+            w = bench.take()  # the step starts here, but its gradient is computed elsewhere
             D = next(draws)
             bench.descend(bench.gradient(x[D], y[D]), self.inner_lr)
             D = next(draws)
@@ -61,8 +62,9 @@ class Meta:
     def _hessian_times(
         self, bench: Workbench, w: Params, g: tuple[Tensor, ...], batch: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
-        """The Hessian at w times g, by the difference of two gradients."""
+        """The Hessian at w times g, from the difference of two gradients."""
         sides = []
+        # Both sides use one batch: the noise between two batches, divided by delta, would drown the difference.
         for sign in (1, -1):
             bench.load(w)
             bench.descend(g, -sign * self.difference)
@@ -70,7 +72,7 @@ class Meta:
         return [(a - b) / (2 * self.difference) for a, b in zip(*sides, strict=True)]
 
     def samples(self, n: int) -> int:
-        """Samples of all gradients; the Hessian-free variant takes two gradients of its third batch."""
+        """The samples of all gradients. The Hessian-free variant takes two gradients on its third batch."""
         gradients = 2 if self.difference is None else 4
         return gradients * self.steps * min(self.batch_size, n)
 
@@ -81,11 +83,13 @@ class Envelope:
 
     For one batch D a step, `inner_steps` times
     :math:`\theta \leftarrow \theta - \eta_{in} (\nabla f_i(\theta; D) + \lambda (\theta - w))`, then
-    :math:`w \leftarrow w - \eta \lambda (w - \theta)`. Theta starts at the model received and goes on from one step to
+    :math:`w \leftarrow w - \eta \lambda (w - \theta)`. Theta starts at the received model and is kept from one step to
     the next, as in the authors' code.
 
     Attributes:
-        prox: lambda; `lr`: eta; `inner_lr`: the step size of theta.
+        lr: eta.
+        prox: lambda.
+        inner_lr: the step size of theta.
     """
 
     steps: int
@@ -98,11 +102,11 @@ class Envelope:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> tuple[Params, Params]:
-        """The local model w and the personal model theta."""
+        """The local model w, which the server averages, and the personal model theta."""
         x, y = shard
         bench.load(params)
         w = dict(params)
-        theta = w  # the bench holds theta from here on; w is only computed with
+        theta = w  # from here on theta is on the bench, and w is only a dict
         for D in batches(len(x), self.batch_size, self.steps, generator):
             for _ in range(self.inner_steps):
                 gradient = bench.gradient(x[D], y[D])
@@ -114,19 +118,19 @@ class Envelope:
         return w, theta
 
     def samples(self, n: int) -> int:
-        """Samples of all inner steps."""
+        """The samples of all inner steps."""
         return self.steps * self.inner_steps * min(self.batch_size, n)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    r"""K steps of the global model and of the client's own, which is trained as part of a mixture (APFL).
+    r"""K steps of the global model w and of the client's own model u, which is trained inside their mixture (APFL).
 
-    All on the same batches. If ``adaptive``, the weight a of the own model takes one step a round, with the gradient of
-    the first batch, and stays in [0, 1]: :math:`a \leftarrow a - \eta \langle u - w, \nabla f_i(\bar v; \xi) \rangle`.
+    Both use the same batches. If ``adaptive``, the weight a of u takes one step a round, on the first batch, and stays
+    in [0, 1]: :math:`a \leftarrow a - \eta \langle u - w, \nabla f_i(\bar v; \xi) \rangle`.
 
     Attributes:
-        mix: a before the first step. The client's own model u is in ``params``, under names that begin with "own ".
+        mix: a before the round. The client's own model u is in ``params``, under names that begin with "own ".
     """
 
     steps: int
@@ -138,7 +142,7 @@ class Mixture:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> tuple[Params, Params, Params]:
-        """The local copy of w, the client's own model u and the weight a of it."""
+        """The local copy of w, the client's own model u and its weight a."""
         x, y = shard
         w = {name: params[name] for name in bench.names}
         u = {name: params[OWN + name] for name in bench.names}
@@ -147,17 +151,18 @@ class Mixture:
             bench.load(mixed((u, a), (w, 1 - a)))
             g = bench.gradient(x[D], y[D])
             slope = sum(((u[name] - w[name]) * part).sum() for name, part in zip(bench.names, g, strict=True))
-            # By the chain rule u has the gradient of the mixture times a.
+            # The chain rule: the mixture holds a times u, so the gradient of u is a times that of the mixture.
             bench.load(u)
             bench.descend(g, self.lr * a)
             u = bench.take()
             bench.load(w)
             bench.descend(bench.gradient(x[D], y[D]), self.lr)
             w = bench.take()
+            # Updated last: the gradients of the first batch were all taken with the old a.
             if self.adaptive and k == 0:
                 a = min(max(a - self.lr * float(slope), 0.0), 1.0)
         return w, u, {"mix": torch.tensor(a, dtype=torch.float64)}
 
     def samples(self, n: int) -> int:
-        """Samples of both models' gradients."""
+        """The samples of the gradients of both models."""
         return 2 * self.steps * min(self.batch_size, n)

@@ -1,7 +1,7 @@
-"""Updates: what a host does with the model it is handed. Each is a frozen callable, known by name (`device.wire`).
+"""Updates: what a host does with a model it is handed. Each is a frozen callable with a name (`device.wire`).
 
-An update is called ``update(bench, params, shard, generator)``. Its fields are plain values; tensors it needs beside
-the model travel in ``params``. ``samples(n)`` is how many samples it takes gradients of at a host that has n.
+An update is called ``update(bench, params, shard, generator)``. Its fields are plain values. Tensors that it needs
+beside the model travel in ``params``. ``samples(n)`` is the number of samples it processes at a host that has n.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,20 +17,22 @@ from hetperm.params import Params
 
 
 class Update(Protocol):
-    """What all updates have in common."""
+    """The interface of all updates."""
 
     def __call__(self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator) -> Any:
-        """What the host sends back: a model, several, or a report. ``params`` are not changed."""
+        """What the host sends back: one model, several models or a report. ``params`` stays unchanged."""
 
     def samples(self, n: int) -> int:
-        """How many samples the update takes gradients of, at a host that has n."""
+        """The number of samples that the update processes, over all its gradients, at a host that has n."""
 
 
 def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Tensor:
-    """(steps, size) rows of mini-batches of ``min(batch_size, n)``, drawn without replacement, shard after shard."""
+    """(steps, size) the samples of mini-batches of ``min(batch_size, n)``, without replacement within a pass."""
     size = min(batch_size, n)
     per_pass = n // size  # batches in one pass over the shard
+    # What is left over at the end of a pass is dropped, so that all batches have one size and can be stacked.
     passes = [torch.randperm(n, generator=generator)[: per_pass * size] for _ in range(-(-steps // per_pass))]
+    # The empty tensor is for zero steps: cat refuses an empty list.
     rows = passes[0] if len(passes) == 1 else torch.cat([*passes, torch.empty(0, dtype=torch.long)])
     return rows.view(-1, size)[:steps]
 
@@ -41,7 +43,7 @@ class Sgd:
 
     Attributes:
         steps: K.
-        lr: the whole step size, mixing weight included.
+        lr: the step size of the visit, which includes the mixing weight.
 
     Example:
         >>> Sgd(steps=5, batch_size=10, lr=0.1).samples(8)
@@ -55,7 +57,7 @@ class Sgd:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
-        """The model after its steps."""
+        """The model after its K steps."""
         x, y = shard
         bench.load(params)
         for batch in self.batches(len(x), generator):
@@ -63,17 +65,17 @@ class Sgd:
         return bench.take()
 
     def batches(self, n: int, generator: torch.Generator) -> Tensor:
-        """(steps, size) the samples of every step at a host that has n."""
+        """(steps, size) the samples of each step at a host that has n."""
         return batches(n, self.batch_size, self.steps, generator)
 
     def samples(self, n: int) -> int:
-        """Samples of all steps."""
+        """The samples of all steps."""
         return self.steps * min(self.batch_size, n)
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """K steps of SGD, each on the static part of the model of a width drawn for the step (ordered dropout, FjORD).
+    """K steps of SGD, each on a static part of the model whose width is drawn for that step (ordered dropout, FjORD).
 
     Attributes:
         widths: the widths to draw from, none wider than the model.
@@ -87,7 +89,7 @@ class Ordered:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
-        """The model after its steps."""
+        """The model after its K steps."""
         x, y = shard
         bench.load(params)
         for batch, width in self.draws(len(x), generator):
@@ -99,13 +101,13 @@ class Ordered:
         return bench.take()
 
     def draws(self, n: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
-        """(batch, width) of every step at a host that has n."""
-        # Widths are drawn after all batches, so that the batches are those of plain SGD.
+        """Yield (batch, width) of each step at a host that has n."""
+        # All batches are drawn before the first width, so that they are the batches of plain SGD.
         for batch in batches(n, self.batch_size, self.steps, generator):
             yield batch, self.widths[int(torch.randint(len(self.widths), (), generator=generator))]
 
     def samples(self, n: int) -> int:
-        """Samples of all steps."""
+        """The samples of all steps."""
         return self.steps * min(self.batch_size, n)
 
 
@@ -116,7 +118,7 @@ class Distil:
     .. math:: v \leftarrow v - \eta \nabla_v \big( f_j(v; \xi) + \beta \,
         \mathrm{KL}(\text{softmax } v(x) \,\|\, \text{softmax } v_{[p]}(x)) \big)
 
-    where the teacher is held fixed and :math:`v_{[p]}` is the static part of v of a width p drawn for each step.
+    The teacher is held fixed. :math:`v_{[p]}` is the static part of v of width p, drawn for each step.
 
     Attributes:
         widths: the widths to draw from, all narrower than the model.
@@ -132,14 +134,14 @@ class Distil:
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
-        """The model after its steps."""
+        """The model after its K steps."""
         x, y = shard
         bench.load(params)
         drawing = Ordered(self.steps, self.batch_size, self.lr, self.widths)
         for batch, width in drawing.draws(len(x), generator):
             outputs = bench.outputs(x[batch])
             gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
-            # The pupil is cut out before the step: both learn from the model as it was.
+            # The pupil is cut out before the teacher's step, so that both gradients are those of one model.
             pupil, index = bench.narrower(width)
             target = outputs.detach().log_softmax(1)
             answer = pupil.outputs(x[batch]).log_softmax(1)
@@ -149,5 +151,5 @@ class Distil:
         return bench.take()
 
     def samples(self, n: int) -> int:
-        """Samples of all steps; those of the pupil are the same."""
+        """The samples of all steps. The pupil sees the same ones, so they count once."""
         return self.steps * min(self.batch_size, n)

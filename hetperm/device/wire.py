@@ -1,4 +1,4 @@
-"""Updates as a name and plain values: how one is written down, to be sent to another machine and read there."""
+"""Updates as a name and plain values, so that they can be sent to another machine."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -24,12 +24,13 @@ _NAMES = {kind: name for name, kind in UPDATES.items()}
 
 
 def write(update: Update) -> dict[str, Any]:
-    """The update as plain values, which JSON can hold.
+    """The update as a table of plain values, which JSON can hold.
 
     Example:
         >>> write(Sgd(steps=5, batch_size=32, lr=0.2))
         {'update': 'sgd', 'steps': 5, 'batch_size': 32, 'lr': 0.2}
     """
+    # By exact type: a subclass may behave differently, and the reader would build its parent.
     if type(update) not in _NAMES:
         raise ValueError(f"{type(update).__name__} has no name on the wire; known are {', '.join(UPDATES)}")
     values = {field.name: getattr(update, field.name) for field in fields(update)}
@@ -37,7 +38,7 @@ def write(update: Update) -> dict[str, Any]:
 
 
 def read(plain: Mapping[str, Any]) -> Update:
-    """The update that plain values stand for.
+    """The update that a table of plain values describes.
 
     Example:
         >>> read({"update": "ordered", "steps": 5, "batch_size": 32, "lr": 0.2, "widths": [0.5, 1.0]})
@@ -50,6 +51,7 @@ def read(plain: Mapping[str, Any]) -> Update:
     wanted = {field.name for field in fields(UPDATES[name])}
     if not set(values) <= wanted:
         raise ValueError(f"update {name!r} does not take {min(set(values) - wanted)!r}; it takes {sorted(wanted)}")
+    # JSON turns the tuples of an update into lists; here they become tuples again.
     try:
         return UPDATES[name](
             **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

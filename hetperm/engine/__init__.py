@@ -1,1 +1,1 @@
-"""Engines: how a list of tasks is run. All of them give the same numbers, the batched one up to rounding."""
+"""Engines: ways to run a list of tasks. All give the same numbers, the batched engine up to rounding."""

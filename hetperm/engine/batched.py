@@ -1,4 +1,4 @@
-"""The batched engine: SGD on many small models of one shape at once. Sums round otherwise than one after the other."""
+"""The batched engine: SGD on many small models of one shape at once. Its sums round differently from the others."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,15 +16,16 @@ from hetperm.engine.task import Failure, Task
 from hetperm.engine.threads import Threads
 from hetperm.params import Params
 
-ENTRIES = 2**23  # parameters in a stack: 32 MB, however many clients there are
+ENTRIES = 2**23  # parameters in a stack: 32 MB in float32, whatever the number of clients
 
 
 def can_batch(clients: Sequence[Client], shop: Workshop) -> bool:
-    """Whether these models are chains of linear layers, trained with cross-entropy on classes."""
+    """Whether the model is a chain of linear layers, trained with cross-entropy on classes."""
     return _layers(clients, shop) is not None
 
 
 def _layers(clients: Sequence[Client], shop: Workshop) -> list[chain.Layer] | None:
+    # Negative labels are left to autograd: cross-entropy ignores -100, which the written-out gradient cannot.
     labels = [client.train[1] for client in clients]
     classes = all([y.dtype == torch.int64 and y.dim() == 1 and int(y.min()) >= 0 for y in labels])
     flat = all([client.train[0].dim() == 2 for client in clients])
@@ -34,7 +35,7 @@ def _layers(clients: Sequence[Client], shop: Workshop) -> list[chain.Layer] | No
 class Batched:
     """Runs SGD tasks in stacks of models of one shape, on ``workers`` threads, and other tasks one by one.
 
-    What is in a stack beside a model does not change a bit of it: neither workers nor the order of tasks matter.
+    The other models in a stack do not change a bit of a model, so neither workers nor the order of tasks matter.
     """
 
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int = 1):
@@ -49,9 +50,9 @@ class Batched:
         self._rest = Threads(clients, shop, workers) if workers > 1 else Sequential(clients, shop)
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """One outcome per task, in task order; a task that raised gives a Failure."""
+        """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         outcomes: list[Any] = [None] * len(tasks)
-        # Tasks of one shape go into one stack; what is no SGD, and what fails in a stack, goes one by one.
+        # Tasks of one shape are stacked. Tasks other than SGD, and those of a stack that failed, are run one by one.
         groups: dict[Any, list[int]] = {}
         for k, task in enumerate(tasks):
             groups.setdefault(self._shape(task), []).append(k)
@@ -73,24 +74,25 @@ class Batched:
         self._rest.close()
 
     def _shape(self, task: Task) -> tuple | None:
-        """What tasks of one stack have in common; None for a task that is no SGD."""
+        """The key that tasks of one stack share; None for a task other than SGD."""
         update = task.update
         if not isinstance(update, Sgd):
             return None
+        # A host with fewer samples than a batch takes smaller batches, and these need a stack of their own.
         return task.width, update.steps, min(update.batch_size, self.clients[task.host].n_train)
 
     def _stacks(self, group: list[int], tasks: Sequence[Task]) -> list[list[int]]:
-        """The tasks in even stacks: as many as there are workers at least, none larger than `ENTRIES` parameters."""
+        """The tasks in stacks of even size: at least one for each worker, none above `ENTRIES` parameters."""
         largest = max(1, ENTRIES // sum(x.numel() for x in tasks[group[0]].params.values()))
         stacks = min(len(group), max(self.workers, -(-len(group) // largest)))
         return [group[k * len(group) // stacks : (k + 1) * len(group) // stacks] for k in range(stacks)]
 
     def _train(self, tasks: Sequence[Task]) -> list[Params] | None:
-        """The models after their steps; None if something was wrong with one of them: then they go one by one."""
+        """The models after their steps; None if one of them failed, so that all must be run one by one."""
         hosts = [self.clients[task.host] for task in tasks]
         try:
             params = {name: torch.stack([task.params[name] for task in tasks]) for name in tasks[0].params}
-            # The samples that the update itself would draw, at the seed of its task.
+            # Each task draws the samples that it would draw alone, from its own seed.
             rows = [
                 task.update.batches(host.n_train, torch.Generator().manual_seed(task.seed))
                 for task, host in zip(tasks, hosts, strict=True)
@@ -99,7 +101,7 @@ class Batched:
             shards, classes = [host.train for host in hosts], [host.classes for host in hosts]
             chain.descend(self._layers, params, shards, rows, lr, classes)
         except (RuntimeError, IndexError):
-            return None  # one bad label spoils a whole stack; alone it is that task's failure
-        # In memory of its own: a view would keep the whole stack alive.
+            return None  # one bad label fails a whole stack; run alone it fails only its own task
+        # Copies: a view of one model would keep the whole stack in memory.
         models = zip(*(stack.unbind() for stack in params.values()), strict=True)
         return [{name: x.clone() for name, x in zip(params, model, strict=True)} for model in models]

@@ -1,4 +1,4 @@
-"""Which engine runs the tasks of a run: the one that was asked for, or the one that suits the model."""
+"""The choice of an engine: the one asked for, or the one that suits the model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,17 +13,19 @@ from hetperm.engine.threads import Threads, draws
 
 
 def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> str:
-    """The name of the engine that does it; an error if the one that was asked for cannot.
+    """The name of the engine for a run; an error if the one asked for cannot run this model.
 
-    "auto" is "batched" for chains of linear layers, whatever the number of workers, so that this number decides no
-    bit; otherwise several workers are threads, or processes if the model draws random numbers of its own.
+    "auto" takes "batched" for chains of linear layers. For other models one worker is "sequential", and several are
+    "threads", or "processes" if the model draws random numbers in training.
     """
     drawing, on_cpu = draws(shop.full.module), shop.full.slots[0].device.type == "cpu"
     if kind == "auto":
+        # Before the number of workers is looked at: batched sums round differently, and workers must not change a bit.
         if can_batch(clients, shop):
             return "batched"
         if workers == 1:
             return "sequential"
+        # Threads share torch's global generator, which dropout draws from; processes have one each.
         if not drawing:
             return "threads"
         return "processes" if on_cpu and can_fork() else "sequential"
@@ -39,7 +41,7 @@ def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -
 
 @contextmanager
 def opened(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> Iterator[Engine]:
-    """A context with an engine of a kind that `choose` gave; its workers end with the context."""
+    """A context with an engine of the kind that `choose` returned. Its workers end with the context."""
     match kind:
         case "sequential":
             engine = Sequential(clients, shop)

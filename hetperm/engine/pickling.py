@@ -1,4 +1,4 @@
-"""Values on their way to another process: tensors as plain bytes, where torch would share each of them by a file."""
+"""Pickles for another process, with tensors as plain bytes; torch itself would make a shared file for each."""
 
 import pickle
 from typing import Any
@@ -8,16 +8,16 @@ from torch import Tensor
 
 
 class TensorPickler(pickle.Pickler):
-    """Writes tensors as they lie in memory, in the file or, with a buffer callback, beside it; `pickle.load` reads."""
+    """Writes tensors as raw bytes into the pickle or, with a buffer callback, beside it. `pickle.load` reads them."""
 
     def reducer_override(self, value: Any) -> Any:
-        """How a tensor is put together again; everything else as pickle has it."""
-        # A parameter must stay one: its own recipe holds a plain tensor, which comes by here.
+        """The recipe to rebuild a tensor; everything else is left to pickle."""
+        # Only plain tensors: a Parameter must stay one, and the plain tensor inside it comes through here later.
         if type(value) is not Tensor:
             return NotImplemented
         value = value.detach().cpu()
         row = value.contiguous().reshape(-1)
-        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one number may have any stride
+        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # a single number may have any stride
         return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
 
 

@@ -1,7 +1,7 @@
-"""The processes engine: tasks at once, each worker a process of its own. The same numbers as the sequential one.
+"""The processes engine: several tasks at once, each worker a process. It gives the numbers of the sequential engine.
 
-Workers are forked: they have the clients' data without a copy. Models travel through memory that parent and worker
-share. A worker that dies is replaced, and does the task again.
+Workers are forked, so they have the clients' data without a copy. Models travel through memory that parent and worker
+share. A worker that dies is replaced, and its task is run again.
 """
 
 import contextlib
@@ -25,14 +25,15 @@ from hetperm.engine.pickling import TensorPickler
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
 
-TRIES = 3  # of a task whose worker dies
-PATIENCE = 1.0  # seconds between two looks of an idle worker at whether its parent is still there
+TRIES = 3  # how often a task is run if its worker dies
+PATIENCE = 1.0  # seconds; an idle worker checks this often whether its parent still runs
 
 
 def can_fork() -> bool:
-    """Whether a forked process can train: not on every system, nor once autograd has started threads for a GPU."""
+    """Whether a forked process can train. Some systems have no fork, and autograd fails after it has used a GPU."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return False
+    # Tried, not deduced: what breaks a fork differs between systems and versions of torch.
     with _quiet_fork():
         child = multiprocessing.get_context("fork").Process(target=_try_to_train)
         child.start()
@@ -42,6 +43,7 @@ def can_fork() -> bool:
 
 def _try_to_train() -> None:
     x = torch.ones((), requires_grad=True)
+    # _exit ends the child at once: no traceback, and no clean-up of what it shares with its parent.
     try:
         torch.autograd.grad(x * x, x)
     except RuntimeError:
@@ -51,26 +53,26 @@ def _try_to_train() -> None:
 
 @contextlib.contextmanager
 def _quiet_fork() -> Iterator[None]:
-    """A context without the warning that threads do not survive a fork: workers use none of their parent's."""
+    """A context without the warning that threads do not survive a fork; workers use none of their parent's threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
 class Processes:
-    """Runs tasks in ``workers`` processes; the tasks of one call must not touch each other's models."""
+    """Runs tasks in ``workers`` processes. No two tasks of one call may use the same model."""
 
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients, self.shop = clients, shop
-        # Room for a few models: what does not fit goes through the pipe, slower.
+        # Room for a few models, as some updates send several. What does not fit goes through the pipe, which is slower.
         size = sum(p.numel() * p.element_size() for p in shop.full.slots)
         self._buffers = [SharedBuffer(4 * size + 2**16) for _ in range(workers)]
         self._workers: list[Worker | None] = [None] * workers
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """One outcome per task, in task order; a task that raised gives a Failure."""
+        """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         outcomes: list[Any] = [None] * len(tasks)
-        # Reversed, so that the next one is popped off the end.
+        # Reversed, so that pop() takes the next task and append() puts a lost one at the front.
         waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
         busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
         free = list(range(len(self._buffers)))
@@ -84,7 +86,7 @@ class Processes:
                 free.append(w)
                 try:
                     outcome = self._buffers[w].read(pipe.recv_bytes())
-                except (EOFError, ConnectionError):  # the worker is gone: killed, or out of memory
+                except (EOFError, ConnectionError):  # the worker was killed, perhaps for want of memory
                     died = self._workers[w].end()
                     self._workers[w] = None
                     if tries[k] < TRIES:
@@ -97,7 +99,7 @@ class Processes:
         return outcomes
 
     def _give(self, w: int, task: Task) -> Connection:
-        """The pipe on which worker w will answer; a worker that is not there, or no more, is made."""
+        """Send a task to worker w, starting it if need be; return the pipe on which it will answer."""
         for _ in range(TRIES):
             if self._workers[w] is None:
                 self._workers[w] = Worker(self._buffers[w], self.clients, self.shop)
@@ -112,7 +114,7 @@ class Processes:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that are there."""
+        """The process ids of the running workers."""
         return [worker.process.pid for worker in self._workers if worker is not None]
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class Processes:
 
 
 class Worker:
-    """A forked process that does one task after the other until it gets an empty message, or its parent is gone."""
+    """A forked process that runs one task after another until it gets an empty message or its parent is gone."""
 
     def __init__(self, buffer: "SharedBuffer", clients: Sequence[Client], shop: Workshop):
         self.pipe, other = multiprocessing.Pipe()
@@ -132,12 +134,13 @@ class Worker:
         self.process = context.Process(target=_work, args=(other, self.pipe, buffer, clients, shop), daemon=True)
         with _quiet_fork():
             self.process.start()
+        # Now only the worker holds its end of the pipe, so its death shows here as the end of the stream.
         other.close()
 
     def end(self) -> str:
-        """How the process ended; it is made to if it still runs."""
+        """End the process if it still runs; return how it ended."""
         with contextlib.suppress(ConnectionError):
-            self.pipe.send_bytes(b"")  # closing it would not do: workers that were forked later hold it open
+            self.pipe.send_bytes(b"")  # closing is not enough: workers forked later hold this end open too
         self.pipe.close()
         self.process.join(PATIENCE)
         if self.process.is_alive():
@@ -150,13 +153,14 @@ class Worker:
 def _work(
     pipe: Connection, parents: Connection, buffer: "SharedBuffer", clients: Sequence[Client], shop: Workshop
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the parent, which then ends its workers
     parents.close()
+    # The workers share the cores, and sums on one thread come out as in the other engines.
     torch.set_num_threads(1)
     parent = os.getppid()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            # A killed parent sends no goodbye: its children are adopted, which shows in the parent's number.
+            # A killed parent sends no last message, but its children get another parent.
             while not pipe.poll(PATIENCE):
                 if os.getppid() != parent:
                     return
@@ -164,14 +168,14 @@ def _work(
             if not message:
                 return
             outcome = run_task(buffer.read(message), clients, shop)
-            if isinstance(outcome, Failure):  # as text: not every error survives a pickle
+            if isinstance(outcome, Failure):  # sent as text: not every error can be pickled
                 outcome = RuntimeError(str(outcome.error) or type(outcome.error).__name__)
             pipe.send_bytes(buffer.write(outcome))
 
 
 @dataclass
 class SharedBuffer:
-    """Memory shared by parent and worker, through which one message passes at a time."""
+    """Memory shared by parent and worker. It holds one message at a time."""
 
     size: int
 
@@ -179,11 +183,11 @@ class SharedBuffer:
         self._memory = mmap.mmap(-1, self.size)
 
     def write(self, value: Any) -> bytes:
-        """The message for a value, to be sent through a pipe; its tensors stay in the buffer, as far as they fit."""
+        """The message for a value, to be sent through a pipe. Its tensors go into the buffer, as far as they fit."""
         buffers: list[pickle.PickleBuffer] = []
         text = io.BytesIO()
         TensorPickler(text, protocol=5, buffer_callback=buffers.append).dump(value)
-        first, spans = 0, []  # a span of the buffer, or the bytes themselves once it is full
+        first, spans = 0, []  # for each tensor its span of the buffer, or its bytes if it did not fit
         for buffer in buffers:
             raw = buffer.raw()
             last = first + raw.nbytes
@@ -196,7 +200,8 @@ class SharedBuffer:
         return pickle.dumps((text.getvalue(), spans))
 
     def read(self, message: bytes) -> Any:
-        """The value of a message; its tensors are in memory of their own."""
+        """The value of a message, with its tensors copied out of the buffer."""
+        # A bytearray, since torch wants memory that it may write to; copied, since the next message overwrites it.
         text, spans = pickle.loads(message)
         return pickle.loads(
             text, buffers=[bytearray(span if isinstance(span, bytes) else self._memory[slice(*span)]) for span in spans]

@@ -1,4 +1,4 @@
-"""The sequential engine: one task after the other. The reference for all others."""
+"""The sequential engine: one task after another. It is the reference for all others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from hetperm.engine.task import Failure, Task
 
 
 class Sequential:
-    """Runs tasks in order, in one workshop."""
+    """Runs tasks one after another, in one workshop."""
 
     def __init__(self, clients: Sequence[Client], shop: Workshop):
         self.clients, self.shop = clients, shop
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """One outcome per task, in task order; a task that raised gives a Failure."""
+        """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         return [run_task(task, self.clients, self.shop) for task in tasks]
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -29,8 +29,8 @@ class Sequential:
 
 
 def run_task(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Failure:
-    """What a host sends back for the model it is handed, or a Failure if it raised."""
-    # Dropout and its like ignore generators: the global one is set for the task and put back after it.
+    """Run a task; return what the host sends back, or a Failure if it raised an error."""
+    # Dropout and similar layers take no generator. The global one is seeded for the task and restored after it.
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(task.seed)
     try:
@@ -40,11 +40,12 @@ def run_task(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Fai
 
 
 def work_on(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Failure:
-    """The same for models that draw nothing from torch's global generator."""
+    """The same as `run_task`, for models that draw nothing from torch's global generator."""
     host, bench = clients[task.host], shop.at(task.width)
     bench.classes = host.classes
+    # A separate generator, so that the batches do not depend on what dropout draws.
     generator = torch.Generator().manual_seed(task.seed)
     try:
         return task.update(bench, task.params, host.train, generator)
-    except Exception as error:  # of the model and the loss, which are the user's
+    except Exception as error:  # model and loss are the user's code, which may raise anything
         return Failure(task, error)

@@ -1,4 +1,4 @@
-"""Task: one piece of work at one host, with its own randomness."""
+"""Task: one piece of work at one host, with a seed of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ class Task:
     """A model handed to a host.
 
     Attributes:
-        update: what the host does with it.
-        params: the model, and whatever other tensors the update asks for.
-        host: the position of the client that does it.
+        update: what the host does with the model.
+        params: the model, and other tensors that the update needs.
+        host: the position of the host in the list of clients.
         seed: decides all randomness of the task, so that neither engine nor order can change a result.
-        width: of the model that is handed over.
-        label: what errors call it, such as "epoch 3: model 1 at host 2".
+        width: the width of the model that is handed over.
+        label: the name of the task in errors, such as "epoch 3: model 1 at host 2".
     """
 
     update: Update
@@ -31,17 +31,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """What comes back for a task that could not be done; the model stays as it was."""
+    """The outcome of a task that raised an error. The model is left as it was."""
 
     task: Task
     error: Exception
 
 
 class Engine(Protocol):
-    """What runs tasks."""
+    """The interface of all engines."""
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """One outcome per task, in task order; a task that raised gives a Failure."""
+        """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
 
     def close(self) -> None:
         """End the workers, if there are any."""

@@ -1,4 +1,4 @@
-"""The threads engine: tasks at once, each worker with a workshop of its own. The same numbers as the sequential one."""
+"""The threads engine: several tasks at once, a workshop for each thread. It gives the sequential engine's numbers."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,25 +15,25 @@ from hetperm.engine.task import Failure, Task
 
 
 class Threads:
-    """Runs tasks on ``workers`` threads; the tasks of one call must not touch each other's models."""
+    """Runs tasks on ``workers`` threads. No two tasks of one call may use the same model."""
 
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int):
         self.clients = clients
         self._pool = ThreadPoolExecutor(workers)
-        self._alone = False  # one task at a time
+        self._alone = False  # whether tasks must be run one at a time
         self._shops: SimpleQueue[Workshop] = SimpleQueue()
         for _ in range(workers):
             self._shops.put(shop.copy())
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
-        """One outcome per task, in task order; a task that raised gives a Failure."""
+        """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         if not self._alone:
-            # If nothing was drawn the tasks cannot have disturbed each other.
+            # If the global generator is untouched, nothing was drawn and no task can have disturbed another.
             before = torch.get_rng_state()
             outcomes = list(self._pool.map(self._run, tasks))
             if torch.equal(before, torch.get_rng_state()):
                 return outcomes
-            # The model draws where `draws` cannot see it: tasks disturbed each other, and do so no more.
+            # The model draws where `draws` cannot see it. Run these tasks again, and all later ones, one at a time.
             torch.set_rng_state(before)
             self._alone = True
         shop = self._shops.get()
@@ -43,7 +43,7 @@ class Threads:
             self._shops.put(shop)
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """``function`` of every item, in order; it must not use a workshop."""
+        """``function`` of every item, in order. It must not use a workshop."""
         return list(self._pool.map(function, items))
 
     def _run(self, task: Task) -> Any | Failure:
@@ -59,7 +59,8 @@ class Threads:
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a module draws from torch's global generator while it trains, which threads would share."""
+    """Whether a module draws from torch's global generator in training; all threads would share that."""
+    # Found by name, since libraries bring their own classes, such as DropPath.
     return any(
         isinstance(part, nn.RReLU)
         or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
@@ -69,6 +70,7 @@ def draws(module: nn.Module) -> bool:
 
 
 def _rate(part: nn.Module) -> float:
-    """The share that a dropout-like layer drops; 1 if it does not say."""
+    """The rate of a dropout-like layer; 1 if it has no known attribute for it."""
+    # 1 errs on the safe side: the layer then counts as one that draws.
     rates = [getattr(part, name) for name in ("p", "drop_prob") if hasattr(part, name)]
     return 1.0 if not rates else rates[0] or 0.0

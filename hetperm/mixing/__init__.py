@@ -1,4 +1,4 @@
-"""Mixing weights alpha: how much each client learns from each other, and what they are made of."""
+"""Mixing weights alpha: how much each client learns from each other, and what they are computed from."""
 
 from hetperm.mixing.reading import (
     effective_partners,

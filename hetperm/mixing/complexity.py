@@ -10,12 +10,12 @@ from submodels import ScalableModel
 
 
 def vc(num_params: int, num_layers: int) -> float:
-    r"""The VC dimension of a network of piecewise linear units, up to a constant.
+    r"""The VC dimension of a network of piecewise linear units, up to a constant factor.
 
     .. math:: \mathrm{VC} = W L \log_2 W
 
     Args:
-        num_params: W, weights and biases.
+        num_params: W, the number of weights and biases.
         num_layers: L.
 
     Example:
@@ -32,7 +32,7 @@ def vc(num_params: int, num_layers: int) -> float:
 def num_layers(module: nn.Module) -> int:
     """The number of modules that own a weight of two or more dimensions.
 
-    Norms do not count, and a module that is used twice counts once.
+    Norms do not count. A module that is used twice counts once.
 
     Example:
         >>> num_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
@@ -42,7 +42,9 @@ def num_layers(module: nn.Module) -> int:
 
 
 def vc_of(module: nn.Module) -> float:
-    """The VC dimension of a module's architecture; its weights may be anything, also on the meta device.
+    """The VC dimension of a module's architecture. The values of its weights do not matter.
+
+    The module may be on the meta device, where weights have no values.
 
     Example:
         >>> vc_of(nn.Linear(15, 1))
@@ -52,7 +54,7 @@ def vc_of(module: nn.Module) -> float:
 
 
 def term(vc: Tensor, n: Tensor) -> Tensor:
-    r"""The complexity term h of each client, :math:`h_j = \sqrt{\mathrm{VC}_j / n_j}`.
+    r"""The complexity term h of each client: :math:`h_j = \sqrt{\mathrm{VC}_j / n_j}`.
 
     Args:
         vc: (N,) VC dimension of the architecture of each client.
@@ -69,18 +71,20 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
 
 
 def num_params(scalable: ScalableModel, width: float) -> int:
-    """Parameters of the model at a width."""
+    """The number of parameters of the model at a width."""
     if width >= 1:
         return sum(p.numel() for p in scalable.model.parameters())
     return scalable.axis_map.num_params(scalable.axis_map.counts(width))
 
 
 def vc_of_widths(scalable: ScalableModel | None, widths: Sequence[float]) -> Tensor | None:
-    """(N,) the VC dimension of the architecture of each width; None if they are all the same."""
+    """(N,) the VC dimension of the model at each width; None if all models have the same size."""
     if scalable is None:
         return None
+    # Cutting channels removes no layer: all widths have the same depth.
     layers = num_layers(scalable.model)
     sizes = [num_params(scalable, width) for width in widths]
+    # With models of one size this is the paper's homogeneous problem, which has no complexity term.
     if len(set(sizes)) == 1:
         return None
     return torch.tensor([vc(size, layers) for size in sizes], dtype=torch.float64)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hetperm.randomness import generator_for
 
-COLUMNS = 8192  # coordinates that are multiplied in one go: what float32 adds up without losing digits
-ENTRIES = 2**24  # of one chunk of gradients
+COLUMNS = 8192  # coordinates in one product: few enough for float32 to add up without losing digits
+ENTRIES = 2**24  # numbers in one chunk of gradients
 
 
 def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
@@ -18,10 +18,10 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
 
     .. math:: \zeta_{ij} = \lVert g_i - g_j \rVert^2 = |g_i|^2 + |g_j|^2 - 2 g_i^\top g_j
 
-    The gradients are centred first, because what they have in common would swallow the digits of their differences,
-    and a chunk of coordinates is multiplied at a time. Symmetric, with a zero diagonal, and in the dtype of the
-    gradients (float32 at least). Relabelling the clients relabels the distances, bit for bit, whatever the processor:
-    the product is taken in an order that the gradients alone decide, and equal gradients share one row of it.
+    The result is symmetric, has a zero diagonal and the dtype of the gradients (at least float32). Gradients are
+    centred first: what they have in common would swallow the digits of their differences. Coordinates are multiplied
+    chunk by chunk. Relabelling the clients relabels the distances, bit for bit, on any processor: the gradients alone
+    decide the order of the sums, and equal gradients share one row of the product.
 
     Args:
         gradients: (N, d), or chunks (N, d_k) of it one after another, e.g. one per parameter of the model.
@@ -41,21 +41,24 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
         if gram is None:
             gram = torch.zeros(len(chunk), len(chunk), dtype=torch.float64, device=chunk.device)
             rank = order = torch.zeros(len(chunk), dtype=torch.long, device=chunk.device)
+        # Ranks settle once all clients differ. Until then every chunk may split ties, and rows move to new ranks.
         if rank.unique().numel() < len(rank):
             before, rank = rank, _rank(chunk, rank)
             order = rank.argsort(stable=True)
+            # Clients that were tied so far have the same past: each starts from the row that they shared.
             gram = gram[before[order][:, None], before[order]]
         dtype = torch.promote_types(dtype, chunk.dtype)
         for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
             x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
             x -= x.mean(0)  # in place: x is a copy, made by the indexing
             gram += x @ x.T
+        # Checked once a chunk: a sum of squares is finite only if all its terms are.
         if not gram.isfinite().all():
             raise ValueError(_not_finite(chunk))
     if gram is None:
         raise ValueError("there are no gradients to compare")
     square = gram.diagonal()
-    # Rounding may leave a tiny negative distance, and one that is not zero on the diagonal.
+    # Rounding may leave tiny negative distances, and a diagonal that is not exactly zero.
     zeta = (square[:, None] + square).sub_(gram + gram.T)  # the product need not be symmetric to the last bit
     return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[rank[:, None], rank]
 
@@ -68,14 +71,14 @@ def _checked(chunk: Tensor, N: int | None) -> Tensor:
 
 
 def _rank(gradients: Tensor, before: Tensor) -> Tensor:
-    """Clients that come before each one, (N,): in the order of `before`, then of the bytes of their gradients.
+    """(N,) how many clients come before each one, sorted by `before` and then by the bytes of their gradients.
 
-    Sums in this order round alike however the clients are labelled. Clients of one rank have had the same gradients so
-    far. On some processors a product rounds its rows differently by where they lie, so these clients read the row of
-    the first of them.
+    Sums in this order round alike however the clients are labelled. Clients with one rank have had equal gradients so
+    far. They all read the row of the first of them, because on some processors the rounding of a row depends on where
+    it lies in the product.
     """
     width = COLUMNS
-    while True:  # a few coordinates tell most clients apart
+    while True:  # usually the first coordinates already tell all clients apart
         rows = [row.view(torch.uint8).cpu().numpy().tobytes() for row in gradients[:, :width].contiguous()]
         keys = list(zip(before.tolist(), rows))
         if len(set(keys)) == len(keys) or width >= gradients.shape[1]:
@@ -97,13 +100,13 @@ def _not_finite(gradients: Tensor) -> str:
 def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
     r"""A count-sketch of a gradient: every coordinate is added, with a random sign, to a random one of ``size`` sums.
 
-    Linear, and squared distances of sketches are those of the gradients on average over seeds, with a relative error
-    of about :math:`\sqrt{2 / \mathrm{size}}`. Sketches can be compared only if size and seed are the same.
+    A sketch is linear. Averaged over seeds, the squared distance of two sketches is that of the gradients; its relative
+    error is about :math:`\sqrt{2 / \mathrm{size}}`. Only sketches of the same size and seed can be compared.
 
     Args:
         gradient: (..., d).
-        size: numbers to send.
-        seed: decides signs and places; the same for all clients.
+        size: how many numbers are sent.
+        seed: decides signs and places; it must be the same for all clients.
 
     Example:
         >>> sketch(torch.tensor([1.0, 2.0, 4.0]), size=4)
@@ -122,7 +125,7 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
 
 @functools.lru_cache(maxsize=2)
 def _places(d: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Place and sign of each of d coordinates in a sketch; every client of a round asks for the same."""
+    """The place and the sign of d coordinates in a sketch; cached, because all clients of a round share them."""
     generator = generator_for(seed, "sketch")
     place = torch.randint(size, (d,), generator=generator)
     return place, torch.randint(2, (d,), generator=generator).mul_(2).sub_(1)
@@ -135,11 +138,12 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
               \quad p_b = s_b \Big/ \sum_c s_c
 
     With micro-batches of one size this is :math:`\sum_b |g_b - g|^2 / (m (m - 1))`. The variance of g_b falls as
-    1 / s_b, which makes the estimate unbiased for any sizes s_b. One micro-batch tells nothing: nan, for `fill_noise`.
+    1 / s_b, so the estimate is unbiased for any sizes s_b. One micro-batch has no spread: the result is nan, which
+    `fill_noise` replaces.
 
     Args:
         micro_gradients: (m, d) gradient of the mean loss of each micro-batch.
-        sizes: (m,) samples in each; equal if left out.
+        sizes: (m,) samples in each micro-batch; equal if left out.
 
     Example:
         >>> noise(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
@@ -161,12 +165,14 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
 
 
 def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple[Tensor, float]:
-    """The mean gradient g (d,) of micro-batches, and its variance as `noise` has it, from one gradient at a time.
+    """The mean gradient g (d,) of micro-batches and its variance q (see `noise`), from one gradient at a time.
 
-    Two vectors are held, not one for each micro-batch: a client has no room for more. (West's weighted mean.)
+    Two vectors are in memory at a time, instead of one for each micro-batch: a device may have no room for more. This
+    is West's weighted mean.
 
     Args:
-        gradients: (d,) each; `sizes`: samples in each.
+        gradients: (d,) the gradient of each micro-batch.
+        sizes: samples in each micro-batch.
 
     Example:
         >>> mean_and_noise([torch.tensor([0.0]), torch.tensor([4.0])], [3, 1])
@@ -179,14 +185,17 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
             mean = gradient.clone()
             continue
         away = gradient - mean
-        # The running mean moves by its new share; the spread grows by what the new one adds about the old mean.
+        # The mean moves by the share of the newcomer. (1 - share) turns its distance from the old mean into its part
+        # of the sum of squares about the new one.
         mean.add_(away, alpha=size / total)
         spread += size * (1 - size / total) * float(away.dot(away))
     return mean, math.nan if len(sizes) == 1 else spread / total / (len(sizes) - 1)
 
 
 def fill_noise(q: Tensor, n: Tensor) -> Tensor:
-    r"""The variances q with the unknown ones, nan, filled in from the others: a client of one sample has no spread.
+    r"""The variances q, with unknown ones (nan) filled in from the other clients.
+
+    A client with one sample has no spread. It gets the mean variance of one sample, divided by its own n_i.
 
     .. math:: q_i = \frac{1}{n_i} \operatorname{mean}_j (n_j q_j)
 
@@ -207,5 +216,5 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
         )
     n = torch.as_tensor(n, dtype=torch.float64, device=q.device)
     known = (n * q)[~unknown].tolist()
-    one_sample = math.fsum(known) / len(known)  # fsum rounds once: the order of the clients does not matter
+    one_sample = math.fsum(known) / len(known)  # fsum rounds once, so the order of clients cannot matter
     return torch.where(unknown, one_sample / n, q.double()).to(q.dtype)

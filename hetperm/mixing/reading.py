@@ -1,4 +1,4 @@
-"""What mixing weights say: who learns from whom, how many partners a client has, how much stays in its group."""
+"""What mixing weights say: who learns from whom, how many partners a client has, how much weight is in its group."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
-    """Alpha as a sparse tensor that holds the non-zero entries only.
+    """Alpha as a sparse tensor of its non-zero entries.
 
     Args:
-        alpha: (N, N), or blocks of its rows, as `weights_by_rows` gives them.
+        alpha: (N, N), or blocks of its rows, as `weights_by_rows` yields them.
 
     Example:
         >>> sparse(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).indices()
@@ -22,7 +22,10 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
 
 
 def rows_of(alpha: Tensor) -> list[dict[int, float]]:
-    """For each client the weights of those it learns from at all, dense or sparse.
+    """The weights of each client's partners: one dict per row, partner -> weight.
+
+    Args:
+        alpha: (N, N) mixing weights, dense or sparse.
 
     Example:
         >>> rows_of(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
@@ -36,14 +39,15 @@ def rows_of(alpha: Tensor) -> list[dict[int, float]]:
 
 
 def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the non-zero entries are, (2, entries), and what they are, row by row."""
+    """The positions (2, entries) and the values of the non-zero entries, row by row."""
     alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
+    # A sparse tensor may store explicit zeros; those are no partners.
     keep = alpha.values() != 0
     return alpha.indices()[:, keep], alpha.values()[keep]
 
 
 def effective_partners(alpha: Tensor) -> Tensor:
-    r"""How many clients each client learns from, (N,): :math:`1 / \sum_j \alpha_{ij}^2`, k if k of them weigh the same.
+    r"""(N,) effective partners of each client, :math:`1 / \sum_j \alpha_{ij}^2`: k if k partners weigh the same.
 
     Args:
         alpha: (N, N) mixing weights, dense or sparse.
@@ -57,7 +61,7 @@ def effective_partners(alpha: Tensor) -> Tensor:
 
 
 def nonzero(alpha: Tensor) -> Tensor:
-    """The number of clients each client learns from at all, (N,).
+    """(N,) the number of partners of each client, however small their weights.
 
     Args:
         alpha: (N, N) mixing weights, dense or sparse.
@@ -71,7 +75,7 @@ def nonzero(alpha: Tensor) -> Tensor:
 
 
 def self_weight(alpha: Tensor) -> float:
-    """The weight of clients on themselves, averaged over clients.
+    """The weight of a client on itself, averaged over clients.
 
     Example:
         >>> self_weight(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
@@ -82,13 +86,13 @@ def self_weight(alpha: Tensor) -> float:
 
 
 def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
-    """The share of alpha that lies on clients of one's own group, averaged over clients.
+    """The share of a client's weights that lies in its own group, averaged over clients.
 
-    Look at `effective_partners` too: a client that learns from itself alone has all its mass in its group.
+    Read it together with `effective_partners`: a client that learns only from itself has all its weight in its group.
 
     Args:
         alpha: (N, N) mixing weights.
-        groups: N group labels of any kind.
+        groups: (N,) group labels of any hashable kind.
 
     Example:
         >>> same_group_mass(torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]), ["a", "a", "b"])
@@ -97,6 +101,7 @@ def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
     labels = groups.tolist() if isinstance(groups, Tensor) else list(groups)
     if len(labels) != len(alpha):
         raise ValueError(f"{len(labels)} groups for {len(alpha)} clients; give one for each")
+    # Labels of any kind become numbers, which can be compared as tensors.
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     group = torch.tensor([number[label] for label in labels], device=alpha.device)
     (i, j), values = _entries(alpha)

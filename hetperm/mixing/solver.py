@@ -1,7 +1,7 @@
 """Mixing weights alpha: how much each client learns from each other (section 3.1 of the paper, Algorithm A1).
 
-Everything is computed in float64, and relabelling the clients relabels alpha bit for bit: sums are taken in an order
-that the labels do not decide.
+Everything is computed in float64. Relabelling the clients relabels alpha bit for bit, because the order of every sum
+does not depend on labels.
 """
 
 import math
@@ -15,11 +15,11 @@ from hetperm.mixing import complexity
 from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
 
-ENTRIES = 2**21  # of a block of rows that is solved in one go: ten temporaries of 16 MB
+ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten temporaries of 16 MB
 NOISE = 0.2  # lam of the "noise" rule, in units of N times the variance of one sample
 LEVEL = 0.5  # water level of the "level" rule, in units of the noise of a distance
-SPARSE_FROM = 1000  # clients; from here on alpha is kept and written sparse
-RESOLUTION = 1e-6  # distances that are smaller than this share of the largest one are rounding
+SPARSE_FROM = 1000  # clients; from this number on alpha is stored and written sparse
+RESOLUTION = 1e-6  # distances below this share of the largest one are rounding errors
 
 
 # The mixing problem
@@ -30,7 +30,7 @@ def solve(c: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
 
     .. math:: \min_{\alpha \in \Delta_N} \sum_j \alpha_j c_j + \lambda \sum_j \alpha_j^2 / n_j
 
-    Clients that are not worth their cost come out as exact zeros. Large problems are solved a block of rows at a time.
+    Clients that are not worth their cost get a weight of exactly zero. Rows are solved in blocks, to bound the memory.
 
     Args:
         c: (..., N) cost of learning from each client; its dtype is that of the result.
@@ -48,14 +48,14 @@ def solve(c: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
 
 
 def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
-    r"""Mixing weights after the paper's T_alpha steps of projected gradient descent, from uniform ones.
+    r"""Mixing weights after the paper's T_alpha steps of projected gradient descent, starting from uniform weights.
 
     .. math:: \alpha \leftarrow P_\Delta \Big( \alpha - \tfrac{1}{L} (c + 2 \lambda \alpha / n) \Big),
               \quad L = 2 \lambda / n_{\min}
 
     With equal n the problem is itself a projection onto the simplex, and one step is exact. With unequal n the
-    projection is still Euclidean while the curvature of coordinate j is 2 lam / n_j: a digit takes up to
-    2.3 n_max / n_min steps. `solve` needs none.
+    projection is still Euclidean, but the curvature of coordinate j is 2 lam / n_j: each further digit takes up to
+    2.3 n_max / n_min steps. `solve` is exact without steps.
 
     Args:
         c: (..., N) cost of learning from each client; its dtype is that of the result.
@@ -71,7 +71,7 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         raise ValueError(f"alpha cannot take {steps} steps; use 0 or more")
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
-        # alpha - (c + 2 lam alpha / n) / L with L = 2 lam / n_min, its two terms prepared once for all steps.
+        # A step goes to alpha - (c + 2 lam alpha / n) / L, L = 2 lam / n_min; what all steps share is computed once.
         slope, stay, ones = c * (n.min() / (2 * lam)), 1 - n.min() / n, torch.ones_like(n)
         alpha = torch.full_like(c, 1 / len(n))
         for _ in range(steps):
@@ -82,11 +82,11 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
 
 
 def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
-    """``rule(c, n, lam)`` on blocks (rows, N) of the costs, each row less its smallest cost, with (rows, 1) lam."""
+    """``rule(c, n, lam)`` of blocks (rows, N) of the costs, each row minus its smallest cost; lam is (rows, 1)."""
     if c.dim() == 0 or c.shape[-1] == 0:
         raise ValueError(f"costs of shape {tuple(c.shape)} name no client to learn from")
     shape, N = c.shape, c.shape[-1]
-    # All in float64, whatever the costs come in: tau is a difference of sums that nearly cancel.
+    # Always float64, whatever the dtype of the costs: tau is a difference of sums that nearly cancel.
     n = _samples(n, N, c.device)
     lam = torch.as_tensor(lam, dtype=torch.float64, device=c.device)
     if not (lam > 0).all():
@@ -100,7 +100,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     for rows in _row_slices(len(c), N):
         block = c[rows].double()
         _finite("cost", block, rows.start)
-        # A constant added to a row moves tau and no weight; without it the digits of the differences count.
+        # Adding a constant to a row moves tau but no weight. Without it all digits go into the differences.
         out[rows] = rule(block - block.amin(-1, keepdim=True), n, lam[rows])
     return out.reshape(shape)
 
@@ -109,13 +109,13 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
 
 
 def noise(zeta: Tensor, q: Tensor, n: Tensor) -> tuple[Tensor, float]:
-    r"""Costs (N, N) and lam of the rule ``"noise"``: distances less what noise explains, and a spread it deserves.
+    r"""Costs (N, N) and lam of the rule ``"noise"``: distances minus what noise explains, and lam from noise.
 
     .. math:: D_{ij} = (\zeta_{ij} - q_i - q_j)_+, \quad D_{ii} = 0,
               \quad \lambda = 0.2 \, N \operatorname{mean}_i(n_i q_i)
 
-    In lam, noise counts for at least a millionth of the largest distance, the accuracy of zeta: clients whose gradients
-    are equal then share by their samples even if there is no noise at all. If zeta is zero too, any lam does; it is 1.
+    In lam, noise counts for at least a millionth of the largest distance, the accuracy of zeta. So clients with equal
+    gradients share by their samples even without any noise. If zeta is zero too, any lam will do: it is 1.
 
     Args:
         zeta: (N, N) squared distances of the gradients.
@@ -133,12 +133,12 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor) -> tuple[Tensor, float]:
 
 
 def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
-    r"""Mixing weights (N, N) of the rule ``"level"``: all clients that are nearer than half the noise of a distance.
+    r"""Mixing weights (N, N) of the rule ``"level"``: all clients nearer than half the noise of a distance.
 
     .. math:: \alpha_{ij} \propto n_j (0.5 \, N_z - D_{ij})_+, \quad N_z = 2 \operatorname{mean}_i q_i
 
-    It solves the mixing problem with a lam for each client, and needs no sort. D and the smallest noise are those of
-    `noise`.
+    This solves the mixing problem with a different lam for each client, and needs no sort. D and the lower bound on the
+    noise are those of `noise`.
 
     Args:
         zeta: (N, N) squared distances of the gradients.
@@ -169,14 +169,16 @@ def weights(
 
     Args:
         zeta: (N, N) squared distances of the gradients.
-        q: (N,) variance of each client's mean gradient; a number as regularization does without, if vc_weight is 0.
+        q: (N,) variance of each client's mean gradient. It may be None if regularization is a number and vc_weight is 0
+            or ``"raw"``.
         n: (N,) samples held by each client.
-        regularization: ``"noise"`` or ``"level"`` need no tuning; a number is the paper's lambda, with zeta as cost.
+        regularization: the rule ``"noise"`` or ``"level"``, which need no tuning; or a number, the paper's lambda, with
+            zeta as cost.
         vc: (N,) VC dimension of each client's architecture; None leaves complexity out.
-        vc_weight: a client of average complexity costs this share of the noise of a distance; h_j / mean(h) is its
-            complexity, h as in `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which outweighs distances by
-            orders of magnitude: all weight goes to the clients with the smallest models.
-        alpha_steps: steps of projected descent instead of the exact solution.
+        vc_weight: how much a client of average complexity costs, as a share of the noise of a distance. The complexity
+            of client j is h_j / mean(h), with h from `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which
+            outweighs distances by orders of magnitude: all weight goes to the clients with the smallest models.
+        alpha_steps: take this many steps of projected descent; None solves exactly.
 
     Example:
         >>> zeta = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
@@ -204,16 +206,16 @@ def weights_by_rows(
     vc_weight: float | Literal["raw"] = 0.0,
     alpha_steps: int | None = None,
 ) -> Iterator[Tensor]:
-    """The rows of `weights` in blocks (rows, N), one after another: for an alpha that is too large to hold whole.
+    """Yield the rows of `weights` in blocks (rows, N), for an alpha that is too large for memory.
 
-    ``sparse(weights_by_rows(...))`` holds its non-zero entries. The arguments are those of `weights`.
+    ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
     zeta, q, n = _estimates(zeta, q, n)
     if isinstance(regularization, str) and regularization not in ("noise", "level"):
         raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
-    # Everything that can be wrong is said before the first block is asked for: blocks come one by one, much later.
+    # Bad arguments raise here, at the call: the blocks are computed later, when somebody iterates.
     raw = vc_weight == "raw"
     if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
         raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
@@ -222,7 +224,7 @@ def weights_by_rows(
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
     lam = regularization if by_number else _lam(zeta, q, n)
-    # One more cost for each column, the same in every row: whom to learn from, whoever learns.
+    # Complexity is a property of the host j, so it adds the same cost to column j of every row.
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
 
@@ -238,7 +240,7 @@ def weights_by_rows(
 
 
 def _lam(zeta: Tensor, q: Tensor, n: Tensor) -> float:
-    # Without noise lam would be 0 and the problem undefined; below its resolution zeta is noise too.
+    # Without noise lam would be 0 and the problem undefined. Differences below the resolution of zeta are noise too.
     smallest = RESOLUTION * float(zeta.max()) * _total(n)
     return NOISE * max(_total(n * q), smallest) or 1.0
 
@@ -248,17 +250,18 @@ def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
 
 
 def _debias(zeta: Tensor, q: Tensor, first: int) -> Tensor:
-    """D of a block of rows, from row ``first`` on."""
+    """D of a block of rows that starts at row ``first``."""
     D = (zeta.double() - (q[first : first + len(zeta), None] + q)).clamp_min_(0)
-    # Nobody differs from himself, though the formula would say -2 q_i; in a block the diagonal begins at its first row.
+    # A client does not differ from itself. The diagonal of alpha starts at column ``first`` of this block.
     D.diagonal(first).zero_()
     return D
 
 
 def _below(c: Tensor, n: Tensor, height: float) -> Tensor:
-    """Weights n_j (height - c_j)+, each cost counted from the cheapest of its row; without VC terms that one is 0."""
+    """Weights n_j (height - c_j)+, each row scaled to sum to one. Costs count from the cheapest of the row."""
+    # The cheapest costs 0 without VC terms; with them, counting from it keeps every row from being empty.
     alpha = n * (height - (c - c.amin(-1, keepdim=True))).clamp_min_(0)
-    # Only a sum over sorted weights is the same for every labelling of the clients.
+    # A sum over sorted weights is the same for every labelling of the clients; a plain sum is not.
     return alpha / alpha.sort(dim=-1).values.cumsum(-1)[..., -1:]
 
 
@@ -267,11 +270,11 @@ def _relative(h: Tensor) -> Tensor:
 
 
 def _total(x: Tensor) -> float:
-    return math.fsum(x.tolist())  # rounds once: the order of the clients does not matter
+    return math.fsum(x.tolist())  # rounds once, so the order of clients cannot matter
 
 
 def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
-    """The mixing weights of `weights`, with the same arguments, as a sparse tensor that was never dense."""
+    """The mixing weights of `weights` as a sparse tensor, built without ever holding the dense one."""
     return sparse(weights_by_rows(zeta, q, n, **options))
 
 
@@ -279,7 +282,7 @@ def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) ->
 
 
 def _row_slices(rows: int, N: int) -> list[slice]:
-    """Slices of rows with at most ``ENTRIES`` entries each, one row at least."""
+    """Slices of rows with at most ``ENTRIES`` numbers each, but at least one row."""
     step = max(1, ENTRIES // N)
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
@@ -296,10 +299,11 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
 
 
 def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What clients reported, checked; zeta stays in its dtype, q and n are float64."""
+    """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
     if zeta.dim() != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
         raise ValueError(f"zeta has shape {tuple(zeta.shape)}; it must hold the distance of every two clients")
     N = len(zeta)
+    # zeta is large, so it keeps its dtype here: `weights_by_rows` converts it block by block.
     zeta, n = zeta.detach(), _samples(n, N, zeta.device)
     if q is None:
         return zeta, None, n

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a method in one safetensors file, from which an interrupted run goes on. No pickle."""
+"""Checkpoints: the state of a method in one safetensors file, to resume an interrupted run. No pickle is used."""
 
 import glob
 import hashlib
@@ -17,10 +17,10 @@ from hetperm.runs.files import write
 from hetperm.state import State, Work
 
 FORMAT = 1
-_ENTRY = "hetperm checkpoint"  # the header's only entry: safetensors keeps no order of several, so bytes would vary
-_BLANK = b"0" * 64  # fills the field of the checksum while it is computed
-_LONGEST_HEADER = 100_000_000  # bytes; safetensors writes longer ones but does not read them
-_DTYPES = {  # as safetensors calls them; other types are not in a state
+_ENTRY = "hetperm checkpoint"  # the only metadata entry: safetensors does not fix the order of several
+_BLANK = b"0" * 64  # stands in the place of the checksum while it is computed
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors refuses to read longer headers, though it writes them
+_DTYPES = {  # the names in safetensors; a state holds no other types
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
@@ -29,12 +29,13 @@ _REMEDY = "remove it to start afresh, or run without --resume"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-        history: one row per epoch.
-        finished: whether the method has nothing left to do.
-        extra: what else the run wants back.
+        state: the state after the last epoch in `history`.
+        history: one row of metrics per epoch.
+        finished: whether the method is done.
+        extra: other values that the run needs to resume.
     """
 
     state: State
@@ -44,10 +45,10 @@ class Saved:
 
 
 def save(path: str | Path, saved: Saved) -> None:
-    """Write the file, whole or not at all. Equal contents give equal bytes.
+    """Write the file completely or not at all. Equal contents give equal bytes.
 
-    Tensors may be on any device; a tensor or a model that the state holds several times is written once. The history
-    and `extra` hold numbers (nan and inf too), texts, booleans and None, `extra` also lists and tables of them.
+    Tensors may be on any device. A tensor or a model that occurs several times in the state is written once. `history`
+    and `extra` may hold numbers (also nan and inf), texts, booleans and None; `extra` also lists and tables of them.
     """
     path, packing = Path(path), _Packing()
     content = {
@@ -63,18 +64,19 @@ def save(path: str | Path, saved: Saved) -> None:
         text = json.dumps(content)
     except TypeError as error:
         raise TypeError(f"checkpoints hold numbers, texts, booleans, None, lists and tables ({error})") from None
-    # The widest numbers first, so that each begins at a multiple of its size.
+    # Tensors with the widest numbers come first, so that each starts at a multiple of its number size.
     tensors = dict(sorted(packing.tensors.items(), key=lambda item: -item[1].element_size()))
     header = _header(tensors, {_ENTRY: text})
     if len(header) > _LONGEST_HEADER:
         raise ValueError(f"{path}: the names of {len(tensors)} tensors do not fit in a checkpoint")
+    # The checksum is inside the header that it covers, so it is computed with zeros in its place.
     checksum = hashlib.sha256(header)
     for x in tensors.values():
         checksum.update(_raw(x))
 
     def fill(file: IO[bytes]) -> None:
         file.write(header.replace(_BLANK, checksum.hexdigest().encode(), 1))
-        for x in tensors.values():  # one at a time: a copy of all of them may not fit in memory
+        for x in tensors.values():  # one at a time: a second copy of all may not fit in memory
             file.write(_raw(x))
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,7 @@ def save(path: str | Path, saved: Saved) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
-    """What was saved, bit for bit, keys in their order, on ``device``; a file that is not whole is a ValueError."""
+    """Read a checkpoint onto ``device``: bit for bit, keys in their order. Raise a ValueError if it is damaged."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}; run without --resume to start afresh")
@@ -94,14 +96,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
             version, checksum = content["format"], content["sha256"].encode()
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no checkpoint of hetperm, or a damaged one; {_REMEDY}") from error
+    # The format before the checksum, which another format may compute differently.
     if version != FORMAT:
         raise ValueError(f"{path} is a checkpoint of format {version!r} and this hetperm reads {FORMAT}; {_REMEDY}")
     if _checksum(path, checksum) != checksum:
         raise ValueError(f"{path} is damaged: its checksum is another; {_REMEDY}")
     with safe_open(path, framework="pt") as file:
-        # Copied out of the mapped file into aligned memory, which products of matrices depend on in the last bit.
+        # Copied out of the mapped file into aligned memory: the last bit of a matrix product depends on alignment.
         tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
-    tables: list[dict[str, Any]] = []  # inner tables come first, so those a table refers to are already here
+    tables: list[dict[str, Any]] = []  # inner tables come first, so a table finds those it refers to
     for table in content["tables"]:
         tables.append({name: _unpacked(value, tensors, tables) for name, value in table.items()})
     state = {name: _unpacked(value, tensors, tables) for name, value in content["state"].items()}
@@ -109,7 +112,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The beginning of a safetensors file of these tensors: its size, then names, types, shapes and offsets."""
+    """The header of a safetensors file: its length, then the names, types, shapes and offsets of the tensors."""
     content: dict[str, Any] = {"__metadata__": metadata}
     first = 0
     for name, x in tensors.items():
@@ -117,19 +120,19 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
         content[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [first, last]}
         first = last
     text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the first tensor is aligned
+    text += b" " * (-len(text) % 8)  # aligns the first tensor
     return len(text).to_bytes(8, "little") + text
 
 
 def _raw(x: Tensor) -> memoryview:
     """The bytes of a tensor, row by row."""
     row = x.detach().cpu().contiguous().reshape(-1)
-    # A tensor of one number is contiguous whatever its stride says, and only a stride of 1 can be viewed as bytes.
+    # A tensor of one number counts as contiguous with any stride, but only stride 1 can be viewed as bytes.
     return memoryview(row.as_strided(row.shape, (1,)).view(torch.uint8).numpy())
 
 
 def _checksum(path: Path, stated: bytes) -> bytes:
-    """The checksum of a file, computed with the checksum that it states blanked out."""
+    """The checksum of a file, computed with its ``stated`` checksum blanked out."""
     with open(path, "rb") as file:
         size = file.read(8)
         header = file.read(int.from_bytes(size, "little"))
@@ -140,16 +143,16 @@ def _checksum(path: Path, stated: bytes) -> bytes:
 
 
 class _Packing:
-    """Turns values into JSON; tensors and tables are put aside, once however often they occur."""
+    """Turns values into JSON. Tensors and tables are stored apart, once, however often they occur."""
 
     def __init__(self):
         self.tensors: dict[str, Tensor] = {}
-        self.tables: list[dict[str, Any]] = []  # inner ones before those they are in
+        self.tables: list[dict[str, Any]] = []  # inner tables before those that hold them
         self._names: dict[tuple, str] = {}
         self._numbers: dict[int, int] = {}
 
     def packed(self, value: Any, path: str) -> Any:
-        """A value as JSON has it; ``path`` says where in the state it is."""
+        """A value as JSON; ``path`` says where it is in the state."""
         if isinstance(value, Tensor) and value.is_sparse:
             value = value.coalesce()
             parts = {"indices": value.indices(), "values": value.values()}
@@ -157,11 +160,12 @@ class _Packing:
             return {"sparse": packed | {"shape": list(value.shape)}}
         if isinstance(value, Tensor):
             memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            # The number keeps names apart: keys with slashes can spell the same path.
+            # The number keeps names apart, because keys with slashes can spell the same path.
             name = self._names.setdefault(memory, f"{len(self.tensors)} {path}")
             self.tensors.setdefault(name, value)
             return {"tensor": name}
         if isinstance(value, Mapping):
+            # Clients may share one model, such as the start: it is written once, and shared again when loaded.
             if id(value) not in self._numbers:
                 table = {name: self.packed(item, f"{path}/{name}") for name, item in value.items()}
                 self._numbers[id(value)] = len(self.tables)
@@ -188,15 +192,16 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mappin
     return value
 
 
-# What a run may not change when it is resumed
+# Settings that must not change when a run is resumed
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any], ignore: Iterable[str] = ()) -> str | None:
-    """The sentence that names the first setting in which two configurations differ; None if there is none.
+    """A sentence that names the first setting in which two configurations differ; None if they agree.
 
     Args:
-        before, now: configurations as read from TOML; the key of a table is "table.key".
-        ignore: keys, or whole tables, that may differ.
+        before: the configuration of the run so far, as read from TOML.
+        now: the configuration to resume with.
+        ignore: keys or whole tables that may differ; a key inside a table is "table.key".
 
     Example:
         >>> changed({"epochs": 12, "ifca": {"clusters": 2}}, {"epochs": 12, "ifca": {"clusters": 3}})
@@ -215,7 +220,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], ignore: Iterable[
 
 
 def _settings(table: Mapping[str, Any], within: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path of the key, value) of every setting."""
+    """Yield (path of the key, value) of every setting."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _settings(value, (*within, key))

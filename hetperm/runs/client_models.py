@@ -1,4 +1,4 @@
-"""Clients' own models on disk: each dense, in two files, and loaded again without the rest of the run."""
+"""Personal models on disk: each is dense, in two files, and can be loaded without the rest of the run."""
 
 import hashlib
 import json
@@ -22,22 +22,23 @@ from submodels.template import Template
 FORMAT = 1
 _NEEDED = ("architecture", "width", "input")
 _FILES = ("safetensors", "json")
-_ELSEWHERE = ("checkpoint_path",)  # options that name other weights: those of the client are in its file
+_ELSEWHERE = ("checkpoint_path",)  # options that name weights elsewhere; the client's weights are in its own file
 
 
 def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping[str, Any]) -> None:
-    """Write a client's model to models/client_007.safetensors, and what it takes to load it to client_007.json.
+    """Write a client's model to models/client_007.safetensors, and its manifest to models/client_007.json.
 
-    The first holds every parameter and buffer, also buffers that a state dict leaves out; tied ones once, under the
-    first of their names. Format, client, version and checksum are added to the manifest.
+    The first file holds every parameter and buffer, also buffers that a state dict leaves out. Tied tensors are stored
+    once, under the first of their names. Format, client, version and checksum are added to the manifest.
 
     Args:
-        folder: the run's folder.
-        module: the plain module of the client's width; its device does not matter.
-        manifest: `architecture`: {"name", "in_channels", "num_classes", "image_size", "options"} as `zoo.build` takes
-            them, or {"class": qualified name} of a user's own model; `width`; `input`: the shape of one sample, and
-            `input_dtype` unless that is a float. `counts`, if they are not those of the width, and `kept`: see
-            `channels`. Whatever else is worth knowing, as JSON has it; numbers that are not finite become null.
+        folder: the run folder.
+        i: the client.
+        module: the plain module of the client's width, on any device.
+        manifest: what is needed to load the model. `architecture`: {"name", "in_channels", "num_classes", "image_size",
+            "options"} as for `zoo.build`, or {"class": qualified name} for a user's own model. `width`. `input`: the
+            shape of one sample. `input_dtype`, unless inputs are floats. `kept` and, if they are not those of the
+            width, `counts`: see `channels`. Other entries are kept as JSON; numbers that are not finite become null.
     """
     folder, i = Path(folder) / "models", operator.index(i)
     for key in _NEEDED:
@@ -45,15 +46,16 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
     raw = safetensors.save(_apart(dict(named_tensors(module))), {"format": "pt"})
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
+    # Ours twice: first for the order of the lines, last so that no entry of the manifest overrides it.
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
     folder.mkdir(parents=True, exist_ok=True)
-    # The manifest comes last: `clients` lists those that have one.
+    # The manifest is written last, because `clients` counts a model as complete if it has one.
     files.write(folder / f"{_stem(i)}.safetensors", raw)
     files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def channels(index: IndexSet) -> dict[str, Any]:
-    """`counts` and `kept` for a manifest: how many channels of every group, and which, as runs [first, end).
+    """`counts` and `kept` of a manifest: how many channels of every group, and which ones, as ranges [first, end).
 
     Example:
         >>> scalable = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
@@ -70,13 +72,14 @@ def load_client(
     model: nn.Module | ScalableModel | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """Client i's own model, a plain module in evaluation mode; only that client's two files are read.
+    """Client i's personal model as a plain module in evaluation mode. Only that client's two files are read.
 
     Args:
-        folder: the run's folder, its models/ folder, or wherever the two files were copied to.
-        model: the model at full width, whose weights do not matter and do not change: needed if it is a user's own, and
-            built by name otherwise. Loading many clients is quicker with one `ScalableModel` for all of them.
-        device: where the tensors go.
+        folder: the run folder, its models/ folder, or a folder that the two files were copied to.
+        i: the client.
+        model: the model at full width; its weights do not matter and do not change. Only a user's own model must be
+            given; others are built by name. To load many clients faster, pass one `ScalableModel` for all of them.
+        device: where the tensors are put.
     """
     if not isinstance(model, nn.Module | ScalableModel | None):
         raise TypeError(f"{model!r} is not a model; give an nn.Module at full width")
@@ -88,7 +91,7 @@ def load_client(
         stored = safetensors.load(raw)
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file ({error}); copy it again from the run") from error
-    # Copied into memory that torch aligns: the last bit of a product of matrices depends on it.
+    # Copied into memory that torch aligns: the last bit of a matrix product depends on alignment.
     tensors = {name: x.to(device, copy=True) for name, x in stored.items()}
     template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
     _check(template, tensors, manifest, given=model is not None)
@@ -96,7 +99,7 @@ def load_client(
 
 
 def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
-    """The manifest of client i's model: architecture, width, channels, mixing weights, accuracy, ..."""
+    """The manifest of client i's model: architecture, width, channels, mixing weights, accuracy and more."""
     path = _file(folder, i, "json")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -113,7 +116,7 @@ def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
 
 
 def clients(folder: str | Path) -> list[int]:
-    """The clients whose models are in a run's folder, or in its models/ folder."""
+    """The clients whose models are in a run folder or in its models/ folder."""
     names = [path.name for parent in _candidates(folder) if parent.is_dir() for path in parent.iterdir()]
     return sorted({int(match[1]) for name in names if (match := re.fullmatch(r"client_(\d{3,})\.json", name))})
 
@@ -126,7 +129,7 @@ def _stem(i: int) -> str:
 
 
 def _candidates(folder: str | Path) -> tuple[Path, Path]:
-    """Where a client's files may be: in the models/ of a run's folder, or in the folder itself."""
+    """Where a client's files may be: in models/ of a run folder, or in the folder itself."""
     return Path(folder) / "models", Path(folder)
 
 
@@ -155,7 +158,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
-    """Runs [first, end) of consecutive numbers."""
+    """The numbers as ranges [first, end) of consecutive ones."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:
@@ -169,7 +172,7 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 
 
 def _built(manifest: Mapping[str, Any]) -> nn.Module:
-    """The full-width model that a manifest names; random numbers of others are not touched."""
+    """The full-width model that a manifest names, built without touching the global random state."""
     architecture, i = manifest["architecture"], manifest["client"]
     if "name" not in architecture:
         raise ValueError(
@@ -178,13 +181,13 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
         )
     sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
-    with torch.random.fork_rng(devices=[]):  # weights are drawn, only to be replaced by those of the file
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced by those of the file
         return zoo.build(architecture["name"], **sizes, **options)
 
 
 def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, given: bool) -> Template:
-    """The empty module of the client's width."""
-    if manifest["width"] == 1:  # nothing is traced: a model that cannot be cut is loaded too
+    """An empty module of the client's width."""
+    if manifest["width"] == 1:  # no tracing, so that a model that cannot be cut can still be loaded
         return Template(model.model if isinstance(model, ScalableModel) else model)
     if not isinstance(model, ScalableModel):
         try:
@@ -199,14 +202,14 @@ def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, 
 
 
 def _example(manifest: Mapping[str, Any], model: nn.Module) -> Tensor:
-    """A batch of one, in the precision of the model."""
+    """A batch of one sample, in the precision of the model."""
     dtype = getattr(torch, manifest.get("input_dtype", "float32"))
     weight = next(model.parameters(), torch.empty(0))
     return torch.zeros(1, *manifest["input"], dtype=weight.dtype if dtype.is_floating_point else dtype)
 
 
 def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any], *, given: bool) -> None:
-    """Refuse a template whose tensors are not those of the file."""
+    """Raise an error if the template and the file do not hold tensors of the same names and shapes."""
     wanted = {name: tuple(x.shape) for name, x in named_tensors(template.module)}
     stored = {name: tuple(x.shape) for name, x in tensors.items()}
     for name in {**wanted, **stored}:
@@ -222,7 +225,7 @@ def _misfit(what: str, manifest: Mapping[str, Any], *, given: bool) -> ValueErro
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors takes them: on the CPU, contiguous, no two in the same memory."""
+    """The tensors as safetensors needs them: on the CPU, contiguous, no two in the same memory."""
     separate, taken = {}, set()
     for name, x in tensors.items():
         x = x.detach().cpu().contiguous()

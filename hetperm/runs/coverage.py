@@ -15,11 +15,11 @@ from hetperm.runs.training import Trained, default_steps
 from hetperm.server.federation import Federation
 from submodels import WHOLE
 
-Drawn = Callable[[Client, int], Sequence[float]]  # (client, round) -> the widths that it trains in the steps of a round
+Drawn = Callable[[Client, int], Sequence[float]]  # (client, round) -> the width that it trains in each step
 
 
 def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
-    """The rows of coverage.csv: one for each parameter tensor and tier; None if nobody trained parts of one model."""
+    """The rows of coverage.csv, one for each parameter tensor and tier; None if no client trained a part of w."""
     setting, method, config = main.setting, METHODS[main.method], main.setting.config
     options = options_for(main.method, config, steps=default_steps(config))
     if setting.shop.scalable is None or method.one_size or not hasattr(options, "extraction"):
@@ -27,13 +27,14 @@ def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
     if not method.mixes:
         drawn = partial(_drawn, setting, options) if options.ordered else None
         return list(coverage(setting, options.extraction, rounds=options.rounds, drawn=drawn))
-    # The two stages train the global model in the warm-up only, the single loop also once an epoch.
+    # Two-stage PERM trains the global model only in the warm-up, the single loop also once an epoch.
     steps = config.epochs if main.method == "perm" else 0
     return list(coverage(setting, options.extraction, rounds=config.warmup_rounds + steps))
 
 
 def _drawn(setting: Setting, options: Options, client: Client, round: int) -> list[float]:
-    """The widths that a client drew for the steps of a round of ordered dropout, drawn again."""
+    """The width of each step of a client in a round of ordered dropout."""
+    # Drawn again from the seed of the task, so that training need not record it.
     federation = Federation(setting.clients, engine=None, seed=setting.config.seed)
     generator = generator_for(federation.seed, "global", round, client.key)
     return [width for _, width in update_of(client, federation, options).draws(client.n_train, generator)]
@@ -44,15 +45,15 @@ def coverage(
 ) -> Iterator[Mapping[str, object]]:
     """How often each block of the global model was trained, by tier: one row for each parameter tensor and tier.
 
-    ``times`` is the mean over the tensor's coordinates of how many clients trained it in a step, ``never`` the share
-    of them that no client of the tier ever trained; the tier "all" counts everybody.
+    ``times`` is how many clients trained a coordinate in a step, averaged over the coordinates of the tensor. ``never``
+    is the share of coordinates that no client of the tier ever trained. The tier "all" counts all clients.
 
     Args:
-        drawn: the widths that clients train; in all steps what they can hold if left out.
+        drawn: the width of every step of a client; if left out, all steps have the client's width.
     """
     w, seed = setting.start, setting.config.seed
     counts = {tier: {name: torch.zeros(x.shape) for name, x in w.items()} for tier in dict.fromkeys(setting.tiers)}
-    # Then one round stands for all of them.
+    # If every round trains the same parts, one round stands for all of them.
     is_same_every_round = extraction == "static" and drawn is None
     repeats = min(1, rounds) if is_same_every_round else rounds
     for round in range(repeats):

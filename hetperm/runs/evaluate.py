@@ -1,4 +1,4 @@
-"""How good a model is on one client's data, and how good a run is over all clients."""
+"""Evaluation of a model on one client's data, and the figures of a run over all clients."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,7 +9,7 @@ from hetperm.client import Pair, View
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """The share of samples whose largest logit is that of their class.
+    """The share of samples whose largest logit is that of their true class.
 
     Args:
         logits: (n, num_classes).
@@ -23,12 +23,12 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, largest_is_worst: bool = False) -> dict:
-    """The figures of a run: mean, n-weighted mean, spread over clients, worst client, mean of the worst tenth.
+    """The figures of a run: mean, mean weighted by n, standard deviation, worst client, mean of the worst tenth.
 
     Args:
         values: (N,) one figure per client.
         n: (N,) training samples of each client.
-        largest_is_worst: for losses.
+        largest_is_worst: True for losses.
 
     Example:
         >>> summarise([1.0, 0.5], n=[30, 10])
@@ -43,6 +43,7 @@ def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, la
         "weighted": (values * n).sum() / n.sum(),
         "std": values.std(correction=0),
         "worst": worst_first[0],
+        # Rounded up, so that the worst tenth of fewer than ten clients is one client.
         "bottom_decile": worst_first[: -(-len(values) // 10)].mean(),
     }
     return {name: figure.item() for name, figure in figures.items()}
@@ -56,20 +57,22 @@ def evaluate(
     metric: Callable[[Tensor, Tensor], Tensor],
     batch_size: int = 512,
 ) -> tuple[float, float]:
-    """(loss, metric) of a model on one client's data, both means over its samples.
+    """(loss, metric) of a model on one client's data, both averaged over samples.
 
-    A module is put into evaluation mode and given back as it was; data move to its device and precision.
+    A module is put into evaluation mode and back again. Data are moved to its device and precision.
 
     Args:
         pair: inputs (n, ...) and labels (n, ...); a view is read batch by batch.
-        loss: (outputs, labels) -> mean over the batch; `metric` likewise.
+        loss: (outputs, labels) -> mean over the batch.
+        metric: (outputs, labels) -> mean over the batch.
+        batch_size: samples run at once.
     """
     if pair is None or len(pair[1]) == 0:
         raise ValueError("there is no data to evaluate on; this client has no val or test set")
     totals, count = [0.0, 0.0], 0
-    # Flag by flag: a module in training mode may hold parts that were frozen in evaluation mode.
+    # Each part has its own flag: a module in training mode may hold parts that are frozen in evaluation mode.
     flags = [(part, part.training) for part in model.modules()] if isinstance(model, nn.Module) else []
-    home = next(model.parameters(), None) if isinstance(model, nn.Module) else None  # says device and precision
+    home = next(model.parameters(), None) if isinstance(model, nn.Module) else None  # gives device and precision
     try:
         for part, _ in flags:
             part.training = False
@@ -78,7 +81,7 @@ def evaluate(
                 x, y = _at_home(x, home), _at_home(y, home)
                 outputs = model(x)
                 for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
-                    # Weighted by its size, since the last batch may be smaller.
+                    # Weighted by size, because the last batch may be smaller.
                     totals[k] += _one_number(figure(outputs, y), name) * len(y)
                 count += len(y)
     finally:
@@ -103,7 +106,7 @@ def _batches(pair: Pair, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _at_home(tensor: Tensor, home: Tensor | None) -> Tensor:
-    """`tensor` where the model lives; classes and other whole numbers keep their type."""
+    """The tensor on the device of the model, floats in its precision; whole numbers keep their type."""
     if home is None:
         return tensor
     return tensor.to(home.device, home.dtype if tensor.is_floating_point() else None)

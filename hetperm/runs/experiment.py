@@ -1,4 +1,4 @@
-"""A run from beginning to end: the algorithm, its rivals, and the folder that all of it is written to."""
+"""A run from beginning to end: the algorithm, its rivals, and the run folder with all results."""
 
 import copy
 import platform
@@ -36,13 +36,14 @@ OnStart = Callable[[Setting], object]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to; accuracies are those of the models that clients would deploy, on test data.
+    """The result of a run. Accuracies are those of the deployed models on test data.
 
     Attributes:
-        main: the algorithm; `baselines`: its rivals.
-        clients: one row each.
-        summary: what summary.json holds.
-        folder: where it was written; None if it was not.
+        main: the trained algorithm.
+        baselines: its rivals by name.
+        clients: one row per client.
+        summary: the content of summary.json.
+        folder: the run folder; None if nothing was written.
     """
 
     main: Trained
@@ -53,44 +54,46 @@ class Result:
 
     @property
     def alpha(self) -> Tensor | None:
-        """(N, N) who learns from whom, sparse from a thousand clients on; None without mixing weights."""
+        """(N, N) the mixing weights, sparse from a thousand clients on; None if the algorithm has none."""
         return self.state.alpha
 
     @property
     def accuracy(self) -> float:
-        """Mean over clients."""
+        """The mean accuracy over clients."""
         return self.summary["accuracy"]["mean"]
 
     @property
     def tiers(self) -> Mapping[str, Mapping[str, Any]]:
-        """Clients, width, parameters and accuracy by size of model."""
+        """tier -> number of clients, width, parameters and accuracy."""
         return self.summary["tiers"]
 
     @property
     def setting(self) -> Setting:
-        """What all methods had in common."""
+        """What all methods of the run shared."""
         return self.main.setting
 
     @property
     def state(self) -> State:
-        """Where the algorithm ended."""
+        """The last state of the algorithm."""
         return self.main.state
 
     @property
     def history(self) -> tuple[Mapping[str, Any], ...]:
-        """The metrics, one row per epoch."""
+        """The metrics of the algorithm, one row per epoch."""
         return self.main.history
 
     def model(self, i: int) -> nn.Module:
-        """Client i's own model, of its own size, in evaluation mode."""
+        """Client i's personal model, a plain module in evaluation mode."""
         bench = self.setting.shop.at(self.main.widths[i])
+        # On one thread, so that the statistics of its norms are those that it was scored with.
         with one_thread():
             load_for_evaluation(bench, self.state.deployed[i], self.setting.clients[i])
+        # A copy, because the bench is used again for every model of this width.
         return copy.deepcopy(bench.module).eval()
 
 
 def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None) -> Result:
-    """Run once with one seed and write it all to a folder.
+    """Run once, with one seed, and write everything to the run folder.
 
     Args:
         on_epoch: called with the method and the row of metrics after every epoch of every method.
@@ -114,14 +117,14 @@ def fit(
     metric: Metric | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
-    """Run with your own model, shards, loss and metric; write to a folder if the config names one.
+    """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
 
     Args:
-        model: any module, with the weights to begin from; it is not changed.
-        clients: their shards and widths; a client without test data is trained and not scored.
-        config: how to train; what it says about data, model and capacity profile is not used.
+        model: any module; training begins from its weights, and the module itself is not changed.
+        clients: their shards and widths. A client without test data is trained but not scored.
+        config: how to train. Its settings of data, model and capacity profile are not used.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
-        metric: (outputs, labels) -> mean over the batch, the larger the better; accuracy unless given.
+        metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
     config = config or Config()
@@ -145,7 +148,7 @@ def fit(
 def sweep(
     config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
 ) -> tuple[dict[str, Any], list[Result]]:
-    """Run once per seed; return the aggregate and the runs, each in a folder of its own inside the one of all."""
+    """Run once per seed, each in a folder inside the common one; return the aggregate and the results."""
     if not config.seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
@@ -155,7 +158,7 @@ def sweep(
         for seed in config.seeds:
             of_seed = files.run_folder(folder / f"seed-{seed}", "", resume=config.resume)
             setting = from_config(config.override(seed=seed, seeds=(), out=of_seed))
-            if not results:  # the first setting says which device it is, which is part of the configuration
+            if not results:  # the first setting tells which device "auto" is, which the configuration records
                 whole.enter_context(_opened(folder, config.override(device=setting.config.device)))
             with _opened(of_seed, setting.config):
                 results.append(_execute(setting, of_seed, on_epoch, None if results else on_start))
@@ -181,18 +184,20 @@ def _seed_row(result: Result) -> dict[str, Any]:
 
 
 def run_name(config: Config) -> str:
-    """The name of a run's folder in runs/."""
+    """The name of the run folder in runs/."""
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
 
 
 @contextmanager
 def _opened(folder: Path, config: Config) -> Iterator[None]:
-    """A context with the folder of a run made, or found with the same configuration in it, and locked."""
+    """A context with the run folder locked. The folder is new, or holds the same configuration, or it is an error."""
     path, text = folder / "config.toml", config.to_toml()
+    # The folder must exist before it can be locked; its configuration is read and written only under the lock.
     if not (config.resume and path.exists()):
         files.create(folder, resume=config.resume)
     with files.locked(folder):
         if path.exists():
+            # Downloading changes no data, so it may differ.
             difference = checkpoint.changed(read(path), tomllib.loads(text), ignore=("download",))
             if difference:
                 raise ValueError(f"{folder} cannot be resumed: {difference}")
@@ -201,6 +206,7 @@ def _opened(folder: Path, config: Config) -> Iterator[None]:
             try:
                 files.write(path, text)
             except OSError:
+                # An empty folder is no run that can be resumed, and would only block the name.
                 folder.rmdir()
                 raise
         yield
@@ -212,23 +218,24 @@ def _opened(folder: Path, config: Config) -> Iterator[None]:
 def _execute(
     setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_start: OnStart | None = None
 ) -> Result:
-    """Train the algorithm, then its rivals with as many steps; write everything that is done as soon as it is."""
+    """Train the algorithm, then its rivals with as many steps. Write every result as soon as it is known."""
     config, began = setting.config, time.perf_counter()
     saved = {}
     if folder is not None:
         saved = training.checkpoints(setting, (config.algorithm, *config.baselines), _checkpoints(folder))
     if on_start:
         on_start(setting)
+    # A resumed run has the file already.
     if folder and setting.profile and not saved:
         files.write_csv(folder / "profile.csv", setting.profile)
     with one_thread():
-        # The algorithm first: how many steps its visits took is how many its rivals get.
+        # The algorithm is first, because its rivals get as many steps as its visits took.
         main = _train(setting, config.algorithm, training.default_steps(config), folder, saved, on_epoch)
         steps = training.steps_taken(main.state) if config.steps is None else config.steps
         result = _result(main, {}, folder)
         for name in config.baselines:
             if not (name in saved and saved[name].finished):
-                _write(result)  # keep what is done if a rival fails
+                _write(result)  # so that finished results are kept if a rival fails
             rival = _train(setting, name, steps, folder, saved, on_epoch)
             result = _result(main, {**result.baselines, name: rival}, folder)
         if folder is None or _is_complete(result):
@@ -240,7 +247,7 @@ def _execute(
             files.write_csv(folder / "coverage.csv", blocks)
     _draw(result)
     files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
-    files.write(folder / page.NAME, page.render(folder))  # the last file: where it is, all others are
+    files.write(folder / page.NAME, page.render(folder))  # the last file: where it is, all others are too
     return result
 
 
@@ -256,12 +263,13 @@ def _train(
     saved: Mapping[str, checkpoint.Saved],
     on_epoch: OnEpoch | None,
 ) -> Trained:
-    """Train a method epoch by epoch, from its checkpoint on if it has one, and save each."""
+    """Train a method epoch by epoch, from its checkpoint if it has one, and save a checkpoint after each."""
     before = now = saved.get(name)
     kept = None if folder is None else _checkpoints(folder)
+    # Closed even after an error: the generator holds an engine whose workers must end.
     with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
         for now in epochs:
-            if kept is not None and now is not before:  # what came from a checkpoint is there already
+            if kept is not None and now is not before:  # what came from a checkpoint is saved already
                 checkpoint.save(training.checkpoint_file(kept, name), now)
                 if name == setting.config.algorithm and now.history:
                     files.write_csv(folder / "metrics.csv", now.history)
@@ -271,12 +279,12 @@ def _train(
 
 
 def _is_complete(result: Result) -> bool:
-    """Whether nothing was trained here that is not written yet."""
+    """Whether everything came from checkpoints and all files are written already."""
     methods = (result.main, *result.baselines.values())
     return not any(method.trained_here for method in methods) and (result.folder / page.NAME).exists()
 
 
-# What it came to
+# Results
 
 
 def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None) -> Result:
@@ -290,7 +298,7 @@ def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None
 
 
 def _matrix(alpha: Tensor) -> Any:
-    """Mixing weights as numpy has them, or scipy if they are sparse."""
+    """Mixing weights as a numpy array, or as a scipy array if they are sparse."""
     if not alpha.is_sparse:
         return alpha.cpu().numpy()
     from scipy import sparse
@@ -300,7 +308,7 @@ def _matrix(alpha: Tensor) -> Any:
 
 
 def _write(result: Result) -> None:
-    """Write the files of a run, but for models and pictures."""
+    """Write the tables of a run; models and pictures are written at its end."""
     folder = result.folder
     if folder is None:
         return
@@ -315,13 +323,13 @@ def _write(result: Result) -> None:
 
 
 def _save_models(result: Result) -> None:
-    """Write every client's own model to models/, with what it takes to load it."""
+    """Write every personal model to models/, with its manifest."""
     for i in range(len(result.clients)):
         client_models.save_client(result.folder, i, result.model(i), _manifest(result, i))
 
 
 def _manifest(result: Result, i: int) -> dict[str, Any]:
-    """What is known of client i's model."""
+    """The manifest of client i's model."""
     setting, row = result.setting, result.clients[i]
     client, width = setting.clients[i], result.main.widths[i]
     index, x = setting.slicer.index(width), client.train[0]
@@ -378,7 +386,7 @@ def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
 
 
 def histories(results: Sequence[Result]) -> dict[str, list[Sequence[Mapping[str, Any]]]]:
-    """method -> its history in each run."""
+    """method -> its histories, one per run."""
     first = results[0]
     return {
         first.main.method: [result.history for result in results],
@@ -387,10 +395,11 @@ def histories(results: Sequence[Result]) -> dict[str, list[Sequence[Mapping[str,
 
 
 def _timing(result: Result, seconds: float) -> dict[str, Any]:
-    """What depends on the clock and the machine."""
+    """The content of timing.json: everything that depends on the clock and the machine."""
     config = result.setting.config
     methods = {result.main.method: result.main, **result.baselines}
     return {
+        # The clock of this process misses the time before the run was resumed.
         "seconds": seconds + sum(method.seconds_before_resume for method in methods.values()),
         "seconds_by_method": {name: method.seconds for name, method in methods.items()},
         "peak_memory_mb": memory.peak_bytes() / memory.MB,

@@ -1,4 +1,4 @@
-"""A run's folder: every file is written under another name and then renamed, so that none is ever half-written."""
+"""The run folder: every file is written under another name and then renamed, so that none is ever incomplete."""
 
 import csv
 import io
@@ -23,10 +23,10 @@ RUNS = Path("runs")
 
 
 def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
-    """The folder that a run is written to: ``out``, or runs/NAME.
+    """The folder of a run: ``out`` if given, else one in runs/.
 
-    A new run needs a folder that does not exist: the first of runs/NAME, runs/NAME-2, ... that is free. With
-    ``resume`` it is the latest of these that exists, or a new one.
+    A new run takes the first of runs/NAME, runs/NAME-2, ... that does not exist. With ``resume`` it is the last of
+    these that exists, or a new one if there is none.
     """
     if out is not None:
         if not resume and (out.exists() or out.is_symlink()):
@@ -43,14 +43,15 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
 
 
 def create(folder: Path, *, resume: bool = False) -> Path:
-    """Make the folder; an error if it cannot be made, or if somebody made it meanwhile.
+    """Make the folder; raise an error if it cannot be made or already exists.
 
-    With ``resume`` it may exist and be empty: a run may have been killed before it wrote anything.
+    With ``resume`` an empty folder is accepted: the run may have been killed before it wrote anything.
     """
     if resume and _blank(folder):
         tidy(folder)
         return folder
     try:
+        # No exist_ok: of two runs that chose the same name, the second must notice.
         folder.mkdir(parents=True)
     except FileExistsError:
         raise FileExistsError(f"{folder} exists; name another folder with --out, or remove it") from None
@@ -61,9 +62,9 @@ def create(folder: Path, *, resume: bool = False) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A context in which no other run writes to the folder; an error if one does. The lock ends with the process.
+    """A context in which no other run can write to the folder; an error if another run already does.
 
-    Where the system has no such locks, nobody is kept out.
+    The lock ends with the process. On a system without such locks other runs are not kept out.
     """
     if fcntl is None:
         yield
@@ -86,7 +87,7 @@ def locked(folder: Path) -> Iterator[None]:
         _close(handle)
 
 
-_OPEN: set[int] = set()  # the folders that this process has locked
+_OPEN: set[int] = set()  # handles of the folders that this process has locked
 
 
 def _close(handle: int) -> None:
@@ -99,12 +100,13 @@ def _close_all() -> None:
         _close(handle)
 
 
-if fcntl is not None:  # a worker whose run was killed must not keep the folder from whoever resumes it
+# A forked worker inherits the lock. If its run is killed, the worker must not block the run that resumes it.
+if fcntl is not None:
     os.register_at_fork(after_in_child=_close_all)
 
 
 def tidy(folder: Path) -> None:
-    """Remove the half-written files of a run that was killed."""
+    """Remove the incomplete files of a run that was killed."""
     for path in folder.rglob(".*"):
         if _half_written(path):
             path.unlink(missing_ok=True)
@@ -115,17 +117,19 @@ def _blank(folder: Path) -> bool:
 
 
 def _half_written(path: Path) -> bool:
-    """Whether this is a file under the name that `write` gives it before it is whole."""
+    """Whether a file has the name that `write` gives it until it is complete."""
     return re.fullmatch(r"\..+\.\d+", path.name) is not None and path.is_file()
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None:
-    """Write a file whole, or leave it as it was before.
+    """Write a file completely, or leave the old one as it was.
 
     Args:
-        fill: the content, or a function that writes it to a binary file.
+        path: the file.
+        fill: the content, or a function that writes the content to a binary file.
     """
-    # In the same folder, since renaming is atomic only within a file system; by process, since two may write at once.
+    # In the same folder, because renaming is atomic only within a file system. With the process id, because two
+    # processes may write at once.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     content = fill.encode() if isinstance(fill, str) else fill
     try:
@@ -135,21 +139,22 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
             else:
                 content(file)
             file.flush()
-            os.fsync(file.fileno())  # on the disk before it is renamed: a power cut must not leave an empty file
+            os.fsync(file.fileno())  # on disk before the rename: a power cut must not leave an empty file
         os.replace(fresh, path)
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}); what was written before is whole") from error
     finally:
+        # After the rename the name is gone; after an error this removes the incomplete file.
         fresh.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the content, with null for what is not a finite number."""
+    """Write the content as JSON, with null for nan and infinities."""
     write(path, json.dumps(_strict(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a line for every row, under the keys of all rows; empty where a row has no value."""
+    """Write one line per row; the columns are the keys of all rows, empty where a row has no value."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -159,7 +164,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_alpha(folder: Path, alpha: Any) -> None:
-    """Write the (N, N) mixing weights: to alpha.npy if they are an array, to alpha.npz if a sparse one of scipy."""
+    """Write the (N, N) mixing weights: a numpy array to alpha.npy, a sparse array of scipy to alpha.npz."""
     if isinstance(alpha, np.ndarray):
         write(folder / "alpha.npy", lambda file: np.save(file, alpha))
         return
@@ -169,7 +174,7 @@ def write_alpha(folder: Path, alpha: Any) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """`value` with None for numbers that JSON cannot write: nan and infinities."""
+    """The value with None in place of numbers that JSON cannot write: nan and infinities."""
     if isinstance(value, Mapping):
         return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""How much memory this process takes, as the operating system counts it. Imports no torch."""
+"""The memory of this process, as the operating system counts it. Imports no torch."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ MB = 2**20
 
 
 def status() -> dict[str, int]:
-    """name -> bytes, of the lines of /proc/self/status that count memory; empty where there is no such file."""
+    """name -> bytes, from the lines of /proc/self/status about memory; empty on systems without that file."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -16,13 +16,13 @@ def status() -> dict[str, int]:
 
 
 def peak_bytes() -> int:
-    """The most memory that was resident at once so far.
+    """The largest resident memory of this process so far, in bytes.
 
     Example:
         >>> peak_bytes() > 10 * MB
         True
     """
-    # getrusage also counts what the parent held before it loaded this program: it is asked only without /proc.
+    # getrusage also counts the memory of the parent before it started this program, so /proc is preferred.
     counted = status()
     if "VmHWM" in counted:
         return counted["VmHWM"]

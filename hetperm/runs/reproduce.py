@@ -1,4 +1,4 @@
-"""The paper's experiments with all rivals, and the tuning of the rivals on validation data."""
+"""The paper's experiments with all rivals, and the tuning of rivals on validation data."""
 
 import itertools
 import math
@@ -28,11 +28,12 @@ Row = dict[str, Any]
 def compare(
     config: Config, *, title: str, made_by: str, on_epoch: OnEpoch | None = None
 ) -> tuple[Mapping[str, Any], Sequence[Result]]:
-    """Run every method with every seed, and write figure and tables beside the runs.
+    """Run every method with every seed, and write a figure and tables beside the runs.
 
     Args:
-        title: what the figure is called.
-        made_by: the command, to stand above the table.
+        title: the title of the figure.
+        made_by: the command, which is shown above the table.
+        on_epoch: called with the method and the row of metrics after every epoch of every method.
 
     Returns:
         The summary over seeds, and the result of each seed.
@@ -70,7 +71,7 @@ def tune(
     made_by: str,
     on_epoch: OnEpoch | None = None,
 ) -> str:
-    """Run every point, and write each one's score and the best of each method; return what was chosen, as TOML."""
+    """Run every point; write the score of each and the best of each method; return the best points as TOML."""
     rows = []
     for row in scores(config, points, on_epoch):
         rows.append(row)
@@ -81,7 +82,7 @@ def tune(
 
 
 def combinations(table: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every choice of one value for each parameter.
+    """Yield every choice of one value for each parameter.
 
     Example:
         >>> list(combinations({"lr": [1, 2], "mix": [0.5]}))
@@ -92,7 +93,7 @@ def combinations(table: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]
 
 
 def scores(config: Config, points: Mapping[str, Sequence[Point]], on_epoch: OnEpoch | None = None) -> Iterator[Row]:
-    """One row per seed, method and point: its accuracy on validation data; none if it went non-finite."""
+    """Yield a row per seed, method and point, with its accuracy on validation data; None if it went non-finite."""
     for seed in config.seeds:
         setting = without_test_data(from_config(config.override(seed=seed, seeds=())))
         with one_thread():
@@ -101,7 +102,7 @@ def scores(config: Config, points: Mapping[str, Sequence[Point]], on_epoch: OnEp
 
 
 def without_test_data(setting: Setting) -> Setting:
-    """The setting with clients that cannot be tested: whatever is chosen with it, test data had no part in that."""
+    """The setting without test data, so that these can play no part in a choice."""
     return replace(setting, clients=tuple(replace(client, test=None) for client in setting.clients))
 
 
@@ -116,22 +117,22 @@ def _scores_of_seed(setting: Setting, points: Mapping[str, Sequence[Point]], on_
                 if on_epoch and saved.history:
                     on_epoch(method, saved.history[-1])
         except NotFinite:
-            pass  # a point that diverges is a point that loses
+            pass  # a point that diverges loses
         else:
             accuracy = validation_accuracy(saved.history[-1])
             if method == config.algorithm and config.steps is None:
-                # Rivals get as many steps as the algorithm took; it stands first in `points`.
+                # Rivals get as many steps as the algorithm took. It is the first in `points`, so its steps are known.
                 steps = training.steps_taken(saved.state)
         yield {"method": method, **point, "val_accuracy": accuracy}
 
 
 def validation_accuracy(row: Mapping[str, Any]) -> float:
-    """What a method is chosen by: the mean accuracy on validation data, of the tail average if there is one."""
+    """The score for tuning: the mean accuracy on validation data, of the tail average if there is one."""
     return row.get("tail_val_accuracy_mean", row["val_accuracy_mean"])
 
 
 def best(rows: Sequence[Mapping[str, Any]], points: Mapping[str, Sequence[Point]]) -> dict[str, dict]:
-    """method -> the point with the best mean accuracy over seeds, and that accuracy; the first of several."""
+    """method -> the point with the best mean accuracy over seeds, and that accuracy. Of equal points the first wins."""
     chosen = {}
     for method, choices in points.items():
         means = [_mean_accuracy([row for row in rows if row["method"] == method], point) for point in choices]
@@ -141,13 +142,13 @@ def best(rows: Sequence[Mapping[str, Any]], points: Mapping[str, Sequence[Point]
 
 
 def _mean_accuracy(rows: Sequence[Mapping[str, Any]], point: Point) -> float:
-    """The mean over the seeds of a point; minus infinity if it diverged with any of them."""
+    """The mean accuracy of a point over seeds; minus infinity if it diverged with any seed."""
     accuracies = [row["val_accuracy"] for row in rows if point.items() <= row.items()]
     return -math.inf if None in accuracies else sum(accuracies) / len(accuracies)
 
 
 def as_toml(chosen: Mapping[str, Mapping[str, Any]], made_by: str) -> str:
-    """What was chosen, as tables for a configuration; PERM keeps its defaults, so its choice is a comment."""
+    """The chosen points as tables for a configuration. PERM keeps its defaults, so its point is only a comment."""
     lines = [f"# Chosen on validation data by: {made_by}", ""]
     for method, choice in chosen.items():
         table = tomli_w.dumps({method: choice["point"]})

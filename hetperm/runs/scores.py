@@ -1,4 +1,4 @@
-"""How good the models of a run are: each client's on its own data, and figures over clients and tiers."""
+"""Scores of the models of a run: of each client on its own data, and over clients and tiers."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,22 @@ from hetperm.runs.evaluate import evaluate, summarise
 from hetperm.runs.setting import Setting
 from submodels.norms import recalibrate
 
-Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracy and loss of every client
+Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracies and losses, one per client
 
 
 def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> None:
-    """Put a client's model on the bench; its norms use the statistics of the client's own training data."""
-    # On training data: statistics of test data would tell the model about what it is scored on.
+    """Load a client's model onto the bench, with the norm statistics of the client's own training data."""
+    # Of training data, because statistics of test data would tell the model about what it is scored on.
     bench.load(params)
     recalibrate(bench.module, client.train[0].tensor_split(math.ceil(client.n_train / CHUNK)))
 
 
 def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own ``part``, "val" or "test"; nan where it has none.
+    """(accuracies, losses) of every client's model on its own data; nan for a client that has none.
 
     Args:
-        where: what an error calls this moment of the run, such as "after epoch 3".
+        part: "val" or "test".
+        where: the moment of the run, for errors, such as "after epoch 3".
     """
     accuracies, losses = [], []
     for i, (client, params, width) in enumerate(zip(setting.clients, models, widths, strict=True)):
@@ -48,10 +49,11 @@ def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], p
 
 
 def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Accuracy and loss over the clients that were scored."""
+    """The figures of accuracy and loss over the clients that were scored."""
     scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
     n = [setting.clients[i].n_train for i in scored]
     if not scored:
+        # The columns of a table must not depend on whether there are test data.
         blank = dict.fromkeys(summarise([0.0], [1]), math.nan)
         return {"accuracy": blank, "loss": blank}
     return {
@@ -61,7 +63,7 @@ def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[floa
 
 
 def by_tier(setting: Setting, values: Sequence[float]) -> dict[str, float]:
-    """tier -> the mean over its clients, of those that were scored; nan if none was."""
+    """tier -> the mean over its clients that were scored; nan if none was."""
     means = {}
     for tier in setting.tier_names:
         scored = [

@@ -1,4 +1,4 @@
-"""What all methods of a run have in common: clients and their sizes, data, the model and where it is trained."""
+"""Setting: what all methods of a run share: clients and their widths, data, the model and where it is trained."""
 
 import copy
 import logging
@@ -32,22 +32,22 @@ from submodels.norms import check_batch, has_batch_norm
 
 log = logging.getLogger(__name__)
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; the larger the better
-OWN = "own"  # the data set of fit
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
+OWN = "own"  # the name of the data set in `fit`
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all methods of a run have in common.
+    """What all methods of a run share.
 
     Attributes:
-        shop: the workbenches that models are trained on, one for every size.
+        shop: the workbenches on which models are trained, one for every width.
         start: the global model before training.
-        heads: names of the classifier's parameters, if clients mask classes.
         tiers: (N,) the tier of every client.
-        engine: the name of the engine that runs tasks, once it was chosen.
-        profile: what each tier can afford, a row for each; empty for clients that came with widths of their own.
-        architecture: what `load_client` builds the model from.
+        engine: the name of the engine that runs the tasks; never "auto".
+        heads: names of the classifier's parameters, if clients mask classes.
+        profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
+        architecture: the description from which `load_client` builds the model.
     """
 
     clients: tuple[Client, ...]
@@ -64,24 +64,24 @@ class Setting:
 
     @property
     def slicer(self) -> Slicer:
-        """What cuts models of this architecture."""
+        """The slicer for models of this architecture."""
         return Slicer(self.shop.scalable)
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """(N,) the known group of every client, or None."""
+        """(N,) the group of every client; None if some client has none."""
         groups = tuple(client.group for client in self.clients)
         return None if None in groups else groups
 
     @property
     def tier_names(self) -> list[str]:
-        """The tiers that have clients, those of the largest models first."""
+        """The tiers that have clients, the widest first."""
         width = dict(zip(self.tiers, [client.width for client in self.clients], strict=True))
         return sorted(width, key=lambda tier: -width[tier])
 
     @property
     def description(self) -> str:
-        """One line: the data, the model, its sizes and where it is trained."""
+        """One line about the data, the model, its widths and the device."""
         config, size = self.config, self.num_params(1.0)
         data, model = self.dataset, type(self.shop.full.module).__name__
         if self.dataset != OWN:
@@ -91,7 +91,7 @@ class Setting:
         return f"{data}; {model} with {size:,} parameters{sizes}; {config.dtype} on {config.device}"
 
     def num_params(self, width: float) -> int:
-        """Parameters of a model of this width."""
+        """The number of parameters of a model of this width."""
         if self.shop.scalable is None:
             return sum(p.numel() for p in self.shop.full.module.parameters())
         return complexity.num_params(self.shop.scalable, width)
@@ -104,13 +104,14 @@ class Setting:
         return own_widths(self.clients, self.config.personal_width if method.mixes else "own")
 
     def one_size(self) -> "Setting":
-        """The setting for methods that need one architecture: everybody has a model of the smallest client's size."""
+        """The setting for methods that need one size: all clients have the model of the smallest client."""
         widths = {client.width for client in self.clients}
         if widths == {1.0}:
             return replace(self, heads=())
         bench = self.shop.at(min(widths))
         return replace(
             self,
+            # The smallest model is the global model of these methods, so all clients hold all of it.
             clients=tuple(replace(client, width=1.0) for client in self.clients),
             shop=Workshop(copy.deepcopy(bench.module), bench.loss),
             start=fresh_model(self.slicer, min(widths), self.start, seed=self.config.seed),
@@ -119,9 +120,10 @@ class Setting:
 
 
 def from_config(config: Config, tiers: Profile | None = None) -> Setting:
-    """The data and the model of a run, ready to be trained.
+    """The setting of a run, from its configuration: data are loaded and the model is built.
 
     Args:
+        config: the configuration.
         tiers: the capacity profile; the one that the configuration names unless given.
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
@@ -165,6 +167,7 @@ def _tiers_for(
         tiers, len(groups), groups=None if None in groups else groups, seed=seed_for(config.seed, "tiers")
     )
     by_budget = config.widths_from == "budget"
+    # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     if not by_budget and all([tiers.tiers[k].width == 1 for k in assigned]):
         return tiers, assigned, None
     remedy = "--capacity-profile homogeneous" + (" --widths-from profile" if by_budget else "")
@@ -177,9 +180,9 @@ def _tiers_for(
 def from_model(
     model: nn.Module, clients: Sequence[Client], config: Config, *, loss: Loss | None, metric: Metric | None
 ) -> Setting:
-    """The setting of a run with a user's own model and shards; a tier is a width."""
+    """The setting of a run with a user's own model and shards. Every width is a tier."""
     kind, model = type(model), _placed(copy.deepcopy(model), config)
-    # A model that nobody cuts need not be traced, and may be one that cannot be.
+    # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
     scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
     shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
@@ -189,7 +192,7 @@ def from_model(
 
 
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
-    """The model of a run, with weights that the seed decides."""
+    """Build the model of a run. The seed decides its weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "model"))
         try:
@@ -199,11 +202,12 @@ def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one."""
+    """The device of this name; "auto" is a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        # A name can be valid and the device missing; only an allocation shows it.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
@@ -212,7 +216,7 @@ def device_of(name: str) -> torch.device:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context in which torch computes on one thread: models are small, and sums come out the same everywhere."""
+    """A context in which torch uses one thread: models are small, and sums come out the same everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -233,7 +237,7 @@ def _scalable(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
 
 
 def _example(model: nn.Module, client: Client) -> Tensor:
-    """A batch of one, as the model takes it."""
+    """A batch of one sample, on the device and in the precision of the model."""
     example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
     return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
 
@@ -246,6 +250,7 @@ def _setting(
     _check_samples(clients, model, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
+    # After the checks, so that bad input fails before data are copied to a device.
     clients = tuple(_moved(client, device, getattr(torch, config.dtype)) for client in clients)
     heads: list[str] = []
     if config.label_mask:
@@ -264,7 +269,7 @@ def _setting(
 
 
 def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
-    """Raise an error if there are too few samples for batch norms, or to know the noise of gradients."""
+    """Raise an error if there are too few samples for batch norms or for the noise of gradients."""
     for i, client in enumerate(clients):
         try:
             check_batch(model, client.n_train)
@@ -272,9 +277,10 @@ def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) 
             raise ValueError(f"client {i}: {error}") from error
     if min(config.batch_size, config.global_batch) == 1 and has_batch_norm(model):
         raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
+    # The complexity term is a share of the noise too, unless it is raw or there is only one size.
     by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
     needs_noise = METHODS[config.algorithm].mixes and (isinstance(config.regularization, str) or by_size)
-    # The noise is the spread of two micro-batches at least, and a batch norm needs two samples in each.
+    # The noise is the spread of at least two micro-batches, and a batch norm needs two samples in each.
     least = 4 if has_batch_norm(model) else 2
     if needs_noise and max(client.n_train for client in clients) < least:
         raise ValueError(
@@ -284,7 +290,7 @@ def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) 
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
-    """The clients, each with a key: its own, or its place."""
+    """Yield the clients, each with a key: its own, or its position."""
     keys = [i if client.key is None else client.key for i, client in enumerate(clients)]
     for i, (client, key) in enumerate(zip(clients, keys)):
         if keys.index(key) != i:
@@ -293,13 +299,14 @@ def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
 
 
 def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
-    """The client with its shard where models are trained; what it is scored on moves batch by batch."""
+    """The client with its shard on the device. Validation and test data are moved later, batch by batch."""
     train = tuple(x.to(device, dtype if x.is_floating_point() else None) for x in client.train)
     return replace(client, train=train)
 
 
 def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client, ...], list[str]]:
-    """The clients, each with the classes that it has, and the parameters of the classifier."""
+    """The clients, each with the classes of its shard, and the names of the classifier's parameters."""
+    # The model is asked, because a shard may lack the last classes. A copy, so that its mode and statistics stay.
     with torch.no_grad():
         num_classes = copy.deepcopy(module).eval()(clients[0].train[0][:1]).shape[-1]
     for i, client in enumerate(clients):

@@ -1,4 +1,4 @@
-"""The figures of a run: of each method, of each client, and the aggregate of several seeds."""
+"""The figures of a run, by method and by client, and the aggregate over several seeds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from hetperm.runs.training import Trained
 
 
 def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
-    """What summary.json says of a run."""
+    """The content of summary.json."""
     setting = main.setting
     return Summary(
         algorithm=main.method,
@@ -65,7 +65,7 @@ def _mixing(setting: Setting, alpha: Tensor | None) -> Mixing | None:
 
 
 def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dict[str, Any]]:
-    """What clients.csv says, a row for each client."""
+    """Yield the rows of clients.csv, one per client."""
     setting, alpha = main.setting, main.state.alpha
     partners = [None] * len(setting.clients) if alpha is None else mixing.effective_partners(alpha).tolist()
     for i, client in enumerate(setting.clients):
@@ -88,15 +88,18 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
 
 
 def aggregate(summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """The summary of several runs: the mean of every figure, and its standard deviation over seeds (``spread``).
+    """The summary of several runs: the mean of every figure and its standard deviation over seeds (``spread``).
 
-    ``paired`` holds, for each rival, how far the algorithm is ahead of it, seed by seed.
+    ``paired`` holds for each rival by how much the algorithm is ahead of it, seed by seed.
 
     Args:
-        summaries: of the runs, as summary.json has them.
+        summaries: the content of summary.json of each run.
+        seeds: the seeds of the runs.
     """
+    # The mean of seeds would mean nothing.
     without_seed = [{key: value for key, value in summary.items() if key != "seed"} for summary in summaries]
     mean, spread = mean_and_spread(without_seed)
+    # Differences seed by seed: what a seed does to both methods alike cancels.
     paired = {
         name: _paired([one["accuracy"]["mean"] - one["baselines"][name]["accuracy"]["mean"] for one in summaries])
         for name in mean["baselines"]
@@ -110,9 +113,9 @@ def _paired(differences: list[float]) -> dict[str, Any]:
 
 
 def mean_and_spread(summaries: Sequence[Any]) -> tuple[Any, Any]:
-    """(mean, standard deviation over the runs) of every number of summaries that are built alike.
+    """(mean, standard deviation) over runs of every number in summaries of the same structure.
 
-    What is no number stays if all summaries agree on it, and is None otherwise; a single run has no spread.
+    A value that is not a number is kept if all summaries agree on it, and is None otherwise. One run has no spread.
 
     Example:
         >>> mean_and_spread([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "x"}])
@@ -126,7 +129,7 @@ def mean_and_spread(summaries: Sequence[Any]) -> tuple[Any, Any]:
     if all([_is_number(value) for value in summaries]):
         values = np.array(summaries, dtype=float)
         spread = float(values.std(ddof=1)) if len(values) > 1 else None
-        # Equal numbers stay as they are: the mean of whole numbers would be a float.
+        # Equal numbers stay as they are, because the mean would turn whole numbers into floats.
         return (first if len(set(summaries)) == 1 else float(values.mean())), spread
     return (first if all([value == first for value in summaries]) else None), None
 

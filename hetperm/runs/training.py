@@ -1,4 +1,4 @@
-"""One method from beginning to end: its epochs, what its models are worth after each, and where to go on from."""
+"""One method from beginning to end: its epochs, the scores of its models after each, and its checkpoints."""
 
 import hashlib
 import time
@@ -29,12 +29,13 @@ class Trained:
     """A method after its last epoch.
 
     Attributes:
-        widths: (N,) of the clients' own models.
-        history: one row per epoch.
-        accuracy, loss: of each client's model on its test data; nan for a client that has none.
-        seconds: of training, those before the run was resumed included.
-        seconds_before_resume: of these, those that passed before.
-        trained_here: whether any epoch of it was trained in this process; otherwise all came from a checkpoint.
+        widths: (N,) the widths of the personal models.
+        history: one row of metrics per epoch.
+        accuracy: (N,) the accuracy of each client's deployed model on its test data; nan for a client that has none.
+        loss: (N,) the loss, likewise.
+        seconds: time of training, including the time before the run was resumed.
+        seconds_before_resume: the part of `seconds` before the run was resumed.
+        trained_here: whether this process trained any epoch of it; otherwise all came from a checkpoint.
     """
 
     method: str
@@ -50,12 +51,12 @@ class Trained:
 
 
 def default_steps(config: Config) -> int:
-    """Steps of each client if PERM does not run to say how many: those of PERM with every visit."""
+    """The steps of each client before PERM has run: those in the configuration, or those of PERM with all visits."""
     return config.steps or (config.warmup_rounds + config.epochs * config.num_clients) * config.local_steps
 
 
 def steps_taken(state: State) -> int:
-    """Steps of each client that a method took, rounded up: what rivals may take too."""
+    """The steps per client that a method took, rounded up: the budget of its rivals."""
     return -(-state.work.client_steps // len(state.v))
 
 
@@ -63,13 +64,13 @@ def steps_taken(state: State) -> int:
 
 
 def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
-    """The algorithm of a method in a setting; ``steps`` are the gradients that each client may compute."""
+    """The algorithm of a method in a setting. Each client may compute ``steps`` mini-batch gradients."""
     federation = Federation(setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep)
     return METHODS[name].make(federation, setting.start, options_for(name, setting.config, steps=steps))
 
 
 def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> Iterator[State]:
-    """The state before the first epoch and after every one; with ``after``, that state and those that follow it."""
+    """Yield the state before the first epoch and after each; with ``after``, that state and those that follow it."""
     state = algorithm.begin() if after is None else after
     yield state
     while state.r < epochs:
@@ -80,23 +81,25 @@ def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> 
 def epochs(
     setting: Setting, name: str, *, steps: int, saved: Saved | None = None, folder: Path | None = None
 ) -> Iterator[Saved]:
-    """A method before its first epoch and after every one, each as training can go on from it.
+    """Train a method; yield a checkpoint before its first epoch and after each.
 
     Args:
-        steps: gradients that each client may compute (PERM takes as many as its visits need).
-        saved: where to go on from; nothing is trained if it is finished.
-        folder: where models wait that are not in memory; None is the system's temporary one.
+        steps: mini-batch gradients that each client may compute. PERM ignores it and takes what its visits need.
+        saved: the checkpoint to resume from; if it is finished, nothing is trained.
+        folder: where models are stored that wait on disk; None means the system's temporary folder.
     """
     if saved is not None and saved.finished:
         yield saved
         return
     config, method = setting.config, METHODS[name]
+    # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
     fingerprint = _fingerprint(setting)
 
     def extra() -> dict[str, Any]:
         return {"setting": fingerprint, "seconds": time.perf_counter() - began}
 
+    # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
     keep = on_disk(folder) if method.mixes and config.idle_models == "disk" else in_memory
     with _naming(name), choice.opened(sized.engine, config.workers, sized.clients, sized.shop) as engine:
@@ -104,7 +107,7 @@ def epochs(
         rows = [] if saved is None else list(saved.history)
         before = None
         for state in states(algorithm, config.epochs, after=None if saved is None else saved.state):
-            # The first state is the beginning, or the checkpoint, which has been saved and shown before.
+            # The first state is the beginning, or a checkpoint whose row is in the history already: no new row for it.
             if before is not None:
                 is_last, done = state.r == config.epochs, _done(algorithm, state, config)
                 evaluated = is_last or state.r % config.eval_every == 0 or done is not None
@@ -116,7 +119,7 @@ def epochs(
                     last = {**extra(), "accuracy": list(accuracy), "loss": list(loss)}
                     yield Saved(done or state, tuple(rows), finished=True, extra=last)
                 else:
-                    # Training goes on from the state itself, not from what would be deployed.
+                    # Training continues from the state itself, not from the one that would be deployed.
                     yield Saved(state, tuple(rows), finished=False, extra=extra())
             elif saved is None:
                 yield Saved(state, (), finished=False, extra=extra())
@@ -124,23 +127,24 @@ def epochs(
 
 
 def _done(algorithm: Algorithm, state: State, config: Config) -> State | None:
-    """What the method would deploy if it ended here; None if that is the state itself, or nobody wants to know."""
+    """The state that the method would deploy if it ended here; None if it is the same, or is not evaluated."""
     wanted = state.r == config.epochs or (config.eval_finished and state.r % config.eval_finished == 0)
     return algorithm.finish(state) if algorithm.finish and wanted else None
 
 
 @contextmanager
 def _naming(method: str) -> Iterator[None]:
-    """A context whose errors say which method they are about."""
+    """A context that adds the name of the method to errors."""
     try:
         yield
     except (NotFinite, RuntimeError, ValueError) as error:
+        # Of the base kind: a subclass may not be made from a message alone.
         kind = next(kind for kind in (NotFinite, RuntimeError, ValueError) if isinstance(error, kind))
         raise kind(f"{method}: {error}") from error
 
 
 def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> Trained:
-    """What a method came to, from its last checkpoint and the one it went on from."""
+    """The trained method, from its last checkpoint and the one that it was resumed from, if any."""
     return Trained(
         name,
         setting,
@@ -159,7 +163,7 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
 
 
 def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[str, Saved]:
-    """method -> where it stopped, of those that have a checkpoint; an error if one is damaged or of another run."""
+    """method -> its checkpoint, for methods that have one; an error if one is damaged or belongs to another run."""
     found = {}
     for method in methods:
         path = checkpoint_file(folder, method)
@@ -174,14 +178,14 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
 
 
 def checkpoint_file(folder: Path, method: str) -> Path:
-    """Where the checkpoint of a method is."""
+    """The checkpoint file of a method."""
     return folder / f"{method}.safetensors"
 
 
 def _fingerprint(setting: Setting) -> str:
-    """The same for two settings only if a run that began in one can go on in the other.
+    """A hash that is the same for two settings only if a run of one can be resumed in the other.
 
-    Parameters count by shape and inputs not at all: their last bits may depend on the machine.
+    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine.
     """
     total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
     for client in setting.clients:
@@ -195,10 +199,10 @@ def _fingerprint(setting: Setting) -> str:
 
 
 def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
-    """The metrics of an epoch, and how each client's deployed model does on test data.
+    """The row of metrics of an epoch, and the scores of the deployed models on test data.
 
-    Work so far, and figures of the iterate and of the tail average once it has begun; in the last epoch also on
-    validation data, which is what tuning reads.
+    The row holds the work so far and the figures of v and, if there is one, of the tail average. In the last epoch it
+    also holds figures on validation data, which tuning uses.
     """
     r = state.r
     row, test = {"epoch": r, **vars(state.work)}, ((), ())
@@ -206,6 +210,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
         return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"
     models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
+    # The tail average comes last, so that `test` ends with the scores of the models that are deployed.
     for prefix, v in models.items():
         test = score(setting, v, widths, "test", where=where)
         scores = {"": test}
@@ -220,7 +225,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
 
 
 def _visit_counts(config: Config, before: State, after: State) -> dict[str, int]:
-    """The visits of one epoch, and the rounds they took: as many as the largest degree, or N on the ring."""
+    """The visits of one epoch and the rounds they took: N on the ring, else the largest degree of alpha."""
     if before.alpha is None:
         return {}
     rounds = len(before.alpha)

@@ -1,1 +1,1 @@
-"""What the coordinator does: cut and merge models, schedule visits, train the global model, compare clients."""
+"""The server's side: cut and merge models, schedule visits, train the global model, compare clients."""

@@ -1,4 +1,4 @@
-"""What the server learns about its clients: the gradients that they report, and how far apart these are (stage 1)."""
+"""Reports: the gradients that clients send, and how far apart they are (stage 1 of the paper, Algorithm A1)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,13 @@ from submodels import WHOLE
 
 @dataclass(frozen=True)
 class Reports:
-    """What clients reported, as the server sees it.
+    """The reports of all clients, as the mixing problem needs them.
 
     Attributes:
         zeta: (N, N) squared distances of the gradients.
-        q: (N,) variance of each client's mean gradient; None if no client has two samples, and with them a spread.
+        q: (N,) variance of each client's mean gradient; None if no client has enough samples to estimate it.
         n: (N,) samples of each client.
+        work: the work of collecting the reports.
     """
 
     zeta: Tensor
@@ -35,23 +36,24 @@ class Reports:
 def collect_reports(
     federation: Federation, state: State, update: ReportGradient, *, compare: str = "probe", extraction: str = "static"
 ) -> Reports:
-    """The distances of the clients' gradients at the global model, and the noise of these gradients.
+    """Ask all clients for their gradient at the global model; return the distances and the noise of the gradients.
 
     Args:
-        compare: "probe": all clients take their gradient at one common model, the part of the global model that
-            the smallest of them can hold; "masked": each at the part that it holds itself (the paper).
-        extraction: which part that is, with "masked".
+        compare: "probe": all clients take their gradient at one common part of the global model, the one that the
+            smallest of them can hold. "masked": each client at the part that it holds itself (the paper).
+        extraction: which part a client holds, for "masked".
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
     clients, slicer, w, r = federation.clients, federation.slicer, state.w, state.r
     widths = [client.width for client in clients]
+    # Gradients masked by different parts differ even if the data are alike; at one common part only data count.
     if compare == "probe":
         widths = [min(widths)] * len(clients)
         indices = [slicer.index(width) for width in widths]
     else:
         indices = federation.handed_out(extraction, r)
-    # One seed for all clients: only sketches that were made alike can be compared.
+    # One seed for all clients: only sketches made with the same signs and places can be compared.
     update = replace(update, sketch_seed=federation.seed_for("sketch"))
     models = [slicer.cut(w, index) for index in indices]
     asked = [(update, model) for model in models]
@@ -73,17 +75,17 @@ def collect_reports(
     zeta = discrepancy.pairwise(_chunks([report.gradient for report in reports])).double()
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([report.noise for report in reports], dtype=torch.float64)
-    # A client of one sample has no spread, and takes the noise of the others' samples.
+    # A client with one sample has no spread. Its noise is estimated from the samples of the others.
     q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
-    # A gradient weighs as much as the model it belongs to.
+    # A gradient has the size of its model. A masked one is sent without its zeros, whose places the server knows.
     down = sum(num_bytes(params) for params in models)
     up = down if update.sketch is None else sum(num_bytes({"sketch": report.gradient}) for report in reports)
-    up += 16 * len(clients)  # the noise, and n_i
+    up += 16 * len(clients)  # the noise and n_i, 8 bytes each
     return Reports(zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up))
 
 
 def _in_whole_space(update: ReportGradient, part: Params, w: Params, index: Index) -> tuple[ReportGradient, Params]:
-    """The update and its tensors for a client whose gradient is zero outside its part of the global model."""
+    """The update and tensors for a client whose gradient is compared in the space of the whole model, zero outside."""
     if index is WHOLE:
         return update, part
     size = sum(x.numel() for x in w.values())
@@ -94,6 +96,7 @@ def positions(params: Params, index: Index) -> Tensor:
     """(d_i,) where the coordinates of a part lie in the flat global model (d,)."""
     pieces, first = [], 0
     for name, x in params.items():
+        # Cutting a tensor of positions gives the position of every coordinate that is kept.
         whole = torch.arange(first, first + x.numel()).reshape(x.shape)
         pieces.append(index.gather(name, whole).flatten())
         first += x.numel()
@@ -101,6 +104,6 @@ def positions(params: Params, index: Index) -> Tensor:
 
 
 def _chunks(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
-    """(N, columns) of the gradients at a time: never a second copy of all of them."""
+    """Yield the gradients as chunks (N, columns), so that there is never a second copy of all of them."""
     for columns in zip(*(gradient.split(discrepancy.COLUMNS) for gradient in gradients), strict=True):
         yield torch.stack(columns)

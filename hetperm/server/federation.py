@@ -1,4 +1,4 @@
-"""Federation: the clients, how their tasks are run and how models are cut for them: what every round is handed."""
+"""Federation: the clients, the engine that runs their tasks and the slicer that cuts models for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from hetperm.server.store import in_memory
 
 @dataclass(frozen=True)
 class Federation:
-    """Who takes part, and what does the work.
+    """What every round needs: who takes part, and what does the work.
 
     Attributes:
         seed: decides all randomness of the run.
-        heads: names of the parameters that have a row for every class (the classifier), for clients that mask classes.
-        keep: where personal models wait between visits.
+        heads: names of the classifier's parameters, which have a row for every class; used if clients mask classes.
+        keep: stores personal models between visits.
     """
 
     clients: Sequence[Client]
@@ -32,26 +32,27 @@ class Federation:
 
     @property
     def order(self) -> list[int]:
-        """Clients in the order of their keys: sums in it round alike however the clients are labelled."""
+        """The clients sorted by key. Sums in this order round alike however the clients are labelled."""
         return sorted(range(len(self.clients)), key=lambda j: self.clients[j].key)
 
     def seed_for(self, *key: int | str) -> int:
-        """The seed of one use of randomness."""
+        """The seed for one use of randomness."""
         return seed_for(self.seed, *key)
 
     def own_widths(self, personal_width: str = "own") -> list[float]:
-        """(N,) the width of every client's own model: as much as it can hold, or what the smallest client can."""
+        """(N,) the width of every personal model; see `own_widths`."""
         return own_widths(self.clients, personal_width)
 
     def handed_out(self, extraction: str, round: int) -> list[Index]:
-        """(N,) the part of the global model that each client holds in a round of global training."""
+        """(N,) the part of the global model that each client trains in a round of global training."""
         return [
+            # By key, not by position: relabelled clients draw the same parts.
             self.slicer.index(client.width, extraction, seed=self.seed, round=round, key=(client.key,))
             for client in self.clients
         ]
 
     def run(self, tasks: Sequence[Task]) -> list[Any]:
-        """The outcomes of tasks that must all be done; the first that failed is an error that says which it was."""
+        """Run tasks that must all succeed; raise an error that names the first that failed."""
         outcomes = self.engine.run(tasks)
         for task, outcome in zip(tasks, outcomes, strict=True):
             if isinstance(outcome, Failure):
@@ -59,18 +60,18 @@ class Federation:
         return outcomes
 
     def train(self, tasks: Sequence[Task]) -> list[Any]:
-        """The same for tasks that give a model, or several: all of them are finite."""
+        """Run tasks that return one model or several; raise an error if any of these is not finite."""
         outcomes = self.run(tasks)
         for task, outcome in zip(tasks, outcomes, strict=True):
-            # Some updates send several models, such as pFedMe's local and personal one.
+            # Some updates return several models, such as pFedMe's local and personal ones.
             for params in outcome if isinstance(outcome, tuple) else (outcome,):
                 check_finite(params, task.label)
         return outcomes
 
     def train_at_home(self, updates: Sequence[Update], models: Sequence[Params], *, round: int) -> list[Any]:
-        """What every client makes of its model with its own data in a round: a model or several.
+        """Let every client train its model on its own data for a round; return one outcome per client.
 
-        All algorithms draw the batches of a round at client i from the same stream, so that they differ only in the
+        All algorithms draw the batches of client i in a round from the same stream, so that they differ only in the
         rule.
         """
         return self.train(
@@ -89,6 +90,6 @@ class Federation:
 
 
 def own_widths(clients: Sequence[Client], personal_width: str = "own") -> list[float]:
-    """(N,) the width of every client's own model: "own", as much as it can hold; "smallest", as much as all can."""
+    """(N,) the width of every personal model: "own" is what the client can hold, "smallest" what all of them can."""
     widths = [client.width for client in clients]
     return widths if personal_width == "own" else [min(widths)] * len(widths)

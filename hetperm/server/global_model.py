@@ -1,4 +1,4 @@
-"""Training of the one global model: rounds of local SGD, and steps on the mean gradient; each client on its part."""
+"""Training of the global model: rounds of local SGD and steps on the mean gradient, each client on its part."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +19,14 @@ from submodels import WHOLE, average
 def local_sgd_round(
     federation: Federation, w: Params, updates: Sequence[Update], *, round: int, extraction: str = "static"
 ) -> tuple[Params, Work]:
-    """The global model after every client took K steps on its part and the server averaged, and the work of it.
+    """The global model after a round in which every client takes K steps on its part and the server averages; the work.
 
     Args:
-        updates: (N,) what each client does with its part; they have `steps`.
-        extraction: which part a client is handed, if it cannot hold all: "static", "random" or "rolling".
+        updates: (N,) what each client does with its part; each has an attribute `steps`.
+        extraction: which part a client gets if it cannot hold all: "static", "random" or "rolling".
     """
     indices = federation.handed_out(extraction, round)
+    # The seeds of `Federation.train_at_home`: all methods draw the same batches in a round.
     tasks = [
         Task(
             update,
@@ -39,7 +40,7 @@ def local_sgd_round(
     ]
     models = federation.train(tasks)
     moved = sum(num_bytes(params) for params in models)
-    steps = sum(update.steps for update in updates)  # logical work: the same whichever engine did it
+    steps = sum(update.steps for update in updates)  # logical work: the same on every engine
     work = Work(rounds=1, client_steps=steps, bytes_down=moved, bytes_up=moved)
     return covered_mean(federation, w, models, indices), work
 
@@ -47,7 +48,7 @@ def local_sgd_round(
 def gradient_step(
     federation: Federation, state: State, update: BatchGradient, indices: Sequence[Index], *, lr: float
 ) -> State:
-    r"""The state after a step of w on the gradient, averaged over the clients that hold a coordinate.
+    r"""The state after a step of w on the mean gradient, each coordinate averaged over the clients that hold it.
 
     .. math:: w_k \leftarrow w_k - \gamma \operatorname{mean}_{i : k \in m_i} \nabla_k f_i(m_i \odot w; \xi)
 
@@ -70,29 +71,30 @@ def gradient_step(
     ]
     gradients = federation.run(tasks)
     moved = sum(num_bytes(params) for params in parts)
-    zero = {name: torch.zeros_like(x) for name, x in w.items()}  # the gradient where nobody has one
+    zero = {name: torch.zeros_like(x) for name, x in w.items()}  # the gradient of coordinates that nobody holds
     w = subtract(w, covered_mean(federation, zero, gradients, indices), lr)
     work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
     return replace(state, w=check_finite(w, f"global step {r}"), work=state.work + work)
 
 
 def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:
-    """The plain average of the clients' models, as the paper has it; relabelling the clients does not change a bit."""
+    """The unweighted average of the clients' models, as in the paper. Relabelling the clients does not change a bit."""
     share = 1 / len(clients)
     order = sorted(range(len(clients)), key=lambda j: clients[j].key)
     return mixed(*((models[j], share) for j in order))
 
 
 def covered_mean(federation: Federation, w: Params, models: Sequence[Params], indices: Sequence[Index]) -> Params:
-    """Every coordinate averaged over the clients that hold it; those that nobody holds keep their value in ``w``.
+    """Every coordinate averaged over the clients that hold it. Coordinates that nobody holds keep their value in ``w``.
 
-    A client that masks classes has no say in the rows of the classifier that belong to them.
+    A client that masks a class does not count in the rows of the classifier for that class.
     """
+    # A masked class gets no gradient: its rows come back unchanged and would only dilute the others' training.
     clients, order, rows = federation.clients, federation.order, {}
     if all([client.classes is not None for client in clients]):
         votes = torch.stack([clients[j].classes for j in order])
         rows = {name: votes for name in federation.heads if name in w}  # only what is trained is averaged
-    # With everybody holding everything the plain mean is the same and quicker.
+    # If every client holds the whole model, the plain mean is the same and faster.
     if not rows and all([index is WHOLE for index in indices]):
         return mean_model(models, clients)
     return average(w, [(models[j], indices[j], 1.0) for j in order], rows=rows)

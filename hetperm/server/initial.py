@@ -1,4 +1,4 @@
-"""A new model for somebody who trains alone."""
+"""A new model for a client that trains alone."""
 
 import torch
 
@@ -9,19 +9,20 @@ from submodels import WHOLE
 
 
 def fresh_model(slicer: Slicer, width: float, start: Params, *, seed: int) -> Params:
-    """A new model of a width: ``start`` itself if that is all of it.
+    """A new model of a width; ``start`` itself if the width cuts nothing.
 
-    Layers that can be reset draw weights that suit their own size, as those of a wide layer are too small for a narrow
-    one; what cannot be reset is cut out of ``start``.
+    Layers that can be reset draw new weights for their own size, because the weights of a wide layer are too small for
+    a narrow one. What cannot be reset is cut out of ``start``.
     """
     index = slicer.index(width)
     if index is WHOLE:
         return start
     scalable = slicer.scalable
     module = scalable.cut(index).module
-    # The module of the scalable model holds whatever was trained in it last: begin with the start instead.
+    # The scalable model holds the weights that were trained in it last; these must not leak into a new model.
     module.load_state_dict(slicer.cut(start, index), strict=False)
     with torch.random.fork_rng(devices=[]):
+        # By channel counts, not by client: all clients of one size start from the same model.
         torch.manual_seed(seed_for(seed, "fresh", *scalable.axis_map.counts(width)))
         for layer in module.modules():
             if hasattr(layer, "reset_parameters"):

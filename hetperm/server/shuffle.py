@@ -7,14 +7,15 @@ Round = list[tuple[int, int]]
 
 
 def ring(N: int, generator: torch.Generator) -> Tensor:
-    r"""The paper's visits of an epoch: the host of model i in round j, (N, N).
+    r"""(N, N) the paper's visits of an epoch: the host of model i in round j.
 
     .. math:: \mathrm{ring}[i, j] = \sigma((i + j) \bmod N)
 
-    Every row and every column is a permutation of the clients: each model visits each host, one model a host a round.
+    Every row and every column is a permutation of the clients: each model visits each host once, and in each round
+    every host has one model.
 
     Args:
-        N: clients.
+        N: the number of clients.
         generator: draws the permutation sigma.
 
     Example:
@@ -30,7 +31,7 @@ def ring(N: int, generator: torch.Generator) -> Tensor:
 
 
 def rounds_of(ring: Tensor) -> list[Round]:
-    """The rounds of a ring as lists of (model i, host j), the form of `schedule`.
+    """The rounds of a ring as lists of (model i, host j), in the form that `schedule` returns.
 
     Args:
         ring: (N, N) host of model i in each round.
@@ -45,9 +46,9 @@ def rounds_of(ring: Tensor) -> list[Round]:
 def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
     """Rounds of visits (model i, host j) that hold each non-zero pair of ``alpha`` exactly once.
 
-    In a round no model and no host appears twice, and there are exactly as many rounds as the largest number of
-    non-zero entries in a row or a column: an edge colouring of the bipartite graph of models and hosts, which Koenig's
-    theorem says exists. A full alpha gives N rounds of N visits, like the ring.
+    In a round no model and no host appears twice. The number of rounds is the largest number of non-zero entries in a
+    row or a column, and no schedule has fewer. This is an edge colouring of the bipartite graph of models and hosts,
+    which exists by Koenig's theorem. A full alpha gives N rounds of N visits, like the ring.
 
     Args:
         alpha: (N, N) mixing weights, rows on the simplex, dense or sparse.
@@ -61,7 +62,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
     i, j = _visits(alpha)
     N = len(alpha)
     num_rounds = int(max(i.bincount().max(), j.bincount().max()))
-    # Colouring is greedy: without shuffling, clients with low numbers would always meet in the same rounds.
+    # The colouring is greedy: without a shuffle, clients with low numbers would meet in the same rounds every epoch.
     shuffled = torch.randperm(len(i), generator=generator)
     hosts = _colour(i[shuffled].tolist(), j[shuffled].tolist(), N, num_rounds)
     order = torch.randperm(num_rounds, generator=generator).tolist()
@@ -69,7 +70,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
 
 
 def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Models and hosts of the non-zero entries, row by row."""
+    """The models and the hosts of the non-zero entries, row by row."""
     if alpha.dim() != 2 or alpha.shape[0] != alpha.shape[1]:
         raise ValueError(f"alpha has shape {tuple(alpha.shape)}; a schedule needs one row and one column per client")
     alpha = alpha.detach().cpu()
@@ -92,15 +93,16 @@ def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> list[list[int]]:
-    """``host[c][i]``: where model i is in round c, or -1; one visit is placed after another, in the given order.
+    """``host[c][i]``: the host of model i in round c, or -1. Visits are placed one by one, in the given order.
 
     A visit goes into the first round in which both its model and its host are free. If there is none, take a round a
-    in which the model is free and a round b in which the host is. Starting with the visit that the host has in a,
-    move visits from a to b and, where that collides, from b to a, along a path that must end: then both are free in a.
-    It cannot come back to the model, which it would have to enter by a visit in a.
+    in which the model is free and a round b in which the host is free. Start with the visit that the host has in a.
+    Move visits from a to b and, where that collides, from b to a. This path must end, and then both are free in a. It
+    cannot come back to the model, because it would have to arrive by a visit in a.
     """
     host = [[-1] * N for _ in range(num_rounds)]  # host[c][i], model[c][j]: who meets whom in round c
     model = [[-1] * N for _ in range(num_rounds)]
+    # Sets of rounds are bits of one integer, so that a round free for both is found by a single `and`.
     free_model = [(1 << num_rounds) - 1] * N  # bit c: free in round c
     free_host = list(free_model)
     for i, j in zip(models, hosts):
@@ -112,7 +114,8 @@ def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> lis
             free_model[i] ^= bit
             free_host[j] ^= bit
             continue
-        # Kempe's chain: swap rounds a and b along the path that starts at the host.
+        # No round is free for both: swap rounds a and b along the path that starts at the host (a Kempe chain).
+        # Each of the two has a free round, because neither has more visits than there are rounds.
         bit_a, bit_b = free_model[i] & -free_model[i], free_host[j] & -free_host[j]
         a, b = bit_a.bit_length() - 1, bit_b.bit_length() - 1
         host_a, host_b, model_a, model_b = host[a], host[b], model[a], model[b]
@@ -120,13 +123,13 @@ def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> lis
         free_host[j] ^= bit_b
         moved, at = model_a[j], j
         host_a[i], model_a[j] = j, i
-        while True:  # the visit of model `moved` at host `at` goes from round a to round b, where the host is free
+        while True:  # move the visit of model `moved` at host `at` from round a to round b, where the host is free
             pushed, host_b[moved], model_b[at] = host_b[moved], at, moved
             host_a[moved] = pushed
             if pushed < 0:
                 free_model[moved] ^= bit_a | bit_b
                 break
-            # the visit that the model had in round b goes to round a
+            # The visit that this model had in round b makes room and moves to round a.
             after, model_a[pushed] = model_a[pushed], moved
             if after < 0:
                 model_b[pushed] = -1

@@ -1,4 +1,4 @@
-"""Where models wait between visits: in memory, or in files mapped into it, which the system may write out."""
+"""Storage of models between visits: in memory, or in mapped files that the system may write to disk."""
 
 import mmap
 import tempfile
@@ -8,26 +8,27 @@ import torch
 
 from hetperm.params import Keep, Params
 
-ALIGNED = 64  # bytes; products of matrices depend on the alignment of their memory in the last bit
+ALIGNED = 64  # bytes; the last bit of a matrix product depends on the alignment of its memory
 
 
 def in_memory(params: Params) -> Params:
-    """The model itself."""
+    """Return the model itself: it stays where it is."""
     return params
 
 
 def on_disk(folder: Path | None) -> Keep:
-    """Keep models in a folder, each in a file without a name, which is gone with the last of its tensors.
+    """A function that moves a model to a mapped file without a name. The file goes when its last tensor does.
 
     Args:
-        folder: None is the system's temporary one.
+        folder: where the files are; None means the system's temporary folder.
     """
 
     def keep(params: Params) -> Params:
         sizes = [x.numel() * x.element_size() for x in params.values()]
         padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
-        # The mapping outlives the closed file, and the file, which has no name, goes with the mapping.
+        # The mapping outlives the closed file. The file has no name, so even a killed run leaves nothing behind.
         with tempfile.TemporaryFile(dir=folder) as file:
+            # A file of no bytes cannot be mapped.
             file.truncate(max(1, sum(padded)))
             memory = mmap.mmap(file.fileno(), 0)
         kept, first = {}, 0

@@ -1,6 +1,6 @@
 """Shuffled personal training: models travel, data stays (Algorithm 2 of the paper, Shuffling Local SGD).
 
-A host that is smaller than the model that visits it trains a part of the model, and the rest stays as it was.
+A host that is smaller than a visiting model trains a part of it. The rest of the model stays as it is.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Visiting:
-    """What happens at a visit; the names are those of the configuration, which explains them."""
+    """Options of a visit. The names are those of the configuration, which explains them."""
 
     local_steps: int
     batch_size: int
@@ -50,9 +50,9 @@ class Visit:
 
 
 def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
-    r"""(N, N) the step size of model i at host j, sparse if alpha is.
+    r"""(N, N) the step size of model i at host j; sparse if alpha is.
 
-    ``"paper"``: :math:`\eta \alpha_i(j) N`; ``"max"``: :math:`\eta \alpha_i(j) / \max_j \alpha_i(j)`, which has the
+    ``"paper"`` is :math:`\eta \alpha_i(j) N`. ``"max"`` is :math:`\eta \alpha_i(j) / \max_j \alpha_i(j)`: it has the
     same minimiser and cannot grow with N.
     """
     if rule == "paper":
@@ -70,7 +70,7 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
 
 
 def scheduled(alpha: Tensor, kind: str, generator: torch.Generator) -> list[Round]:
-    """The visits of an epoch: those with weight in as few rounds as can be ("colour"), or the paper's ("ring")."""
+    """The visits of an epoch: "colour", those with weight in the fewest rounds; or "ring", all visits (the paper)."""
     if kind == "colour":
         return shuffle.schedule(alpha, generator)
     if kind == "ring":
@@ -79,7 +79,7 @@ def scheduled(alpha: Tensor, kind: str, generator: torch.Generator) -> list[Roun
 
 
 def present(clients: Sequence[Client], participation: float, *, seed: int, r: int) -> list[bool]:
-    """Which clients are there in epoch r; each decides by itself, so relabelling clients relabels the answer."""
+    """Whether each client is present in epoch r. Each draws by itself, so relabelling clients relabels the answer."""
     if participation >= 1:
         return [True] * len(clients)
     draws = [torch.rand((), generator=generator_for(seed, "present", r, client.key)) for client in clients]
@@ -87,7 +87,7 @@ def present(clients: Sequence[Client], participation: float, *, seed: int, r: in
 
 
 def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round], rule: Visiting) -> State:
-    """The state after every scheduled visit of one epoch: model i trains K steps at host j, round by round.
+    """The state after all visits of one epoch: round by round, model i trains K steps at host j.
 
     Args:
         rounds: lists of (i, j); within a round no model and no host appears twice.
@@ -98,11 +98,14 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
     work = Work(rounds=len(rounds))
     for t, pairs in enumerate(rounds):
-        # On the ring also visits without weight are scheduled; they would change nothing.
+        # The ring also schedules visits without weight. They would change nothing, so they are skipped.
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
+        # An epoch has at most N rounds, so this number differs for all rounds of the run.
         visits = _visits(federation, weighty, own, rule.nested, round=state.r * len(clients) + t)
         away = sum(not is_present[visit.j] for visit in visits)
         visits = [visit for visit in visits if is_present[visit.j]]
+        # Every model appears once in a round, so all tasks can start from v as it is. Only a host that holds the
+        # whole model can run it as a teacher.
         tasks = [
             Task(
                 _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
@@ -117,6 +120,7 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
         trained = federation.train(tasks)
         for visit, part in zip(visits, trained, strict=True):
             v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
+        # A visit sends the part to the host and back again.
         moved = sum(num_bytes(part) for part in trained)
         steps = rule.local_steps * len(visits)
         work += Work(visits=len(visits), client_steps=steps, bytes_down=moved, bytes_up=moved, skipped=away)
@@ -126,7 +130,7 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
 
 
 def _visits(federation: Federation, pairs: Round, own: Sequence[float], nested: str, *, round: int) -> list[Visit]:
-    """The visits of a round, each with the part that its host trains; without those that ``nested`` skips."""
+    """The visits of a round, each with the part that its host trains. "skip" leaves out hosts that are too small."""
     clients, index = federation.clients, federation.slicer.index
     if nested == "skip":
         fits = [(i, j) for i, j in pairs if index(clients[j].width, within=own[i]) is WHOLE]
@@ -140,13 +144,13 @@ def _visits(federation: Federation, pairs: Round, own: Sequence[float], nested: 
 
 
 def _pupils(federation: Federation, own: Sequence[float]) -> dict[float, tuple[float, ...]]:
-    """Width of a model -> the narrower widths in use that really cut it, which it can teach."""
+    """Width of a model -> the widths in use that cut it, which are those it can teach."""
     in_use, index = sorted({client.width for client in federation.clients}), federation.slicer.index
     return {width: tuple(p for p in in_use if index(p, within=width) is not WHOLE) for width in set(own)}
 
 
 def _update(rule: Visiting, lr: float, pupils: tuple[float, ...]) -> Update:
-    """What a host does at a visit: SGD, and distillation if the model has pupils there."""
+    """The update of a visit: SGD, with distillation if the model has pupils."""
     if pupils:
         return Distil(rule.local_steps, rule.batch_size, lr, pupils, rule.inplace_kd)
     return Sgd(rule.local_steps, rule.batch_size, lr)
@@ -156,7 +160,7 @@ def _update(rule: Visiting, lr: float, pupils: tuple[float, ...]) -> Update:
 
 
 def projected(federation: Federation, state: State, widths: Sequence[float], radius: float) -> State:
-    """The state with personal models in a ball about where they began (P_W)."""
+    """The state with personal models projected onto a ball around their start (P_W)."""
     slicer = federation.slicer
     centres = [slicer.cut(state.memory["centre"], slicer.index(width)) for width in widths]
     v = tuple(project(params, centre, radius) for params, centre in zip(state.v, centres, strict=True))
@@ -164,14 +168,14 @@ def projected(federation: Federation, state: State, widths: Sequence[float], rad
 
 
 def mixed_by_alpha(federation: Federation, state: State, widths: Sequence[float]) -> State:
-    r"""The state with personal models mixed with those they learn from: :math:`v_i \leftarrow \sum_j \alpha_{ij} v_j`.
+    r"""The state with personal models mixed by the weights: :math:`v_i \leftarrow \sum_j \alpha_{ij} v_j`.
 
-    The server does it, which has all models at the end of an epoch: nothing is sent. Ours, not in the paper.
+    The server has all models at the end of an epoch, so nothing is sent. This step is ours, not the paper's.
 
     Args:
-        widths: (N,) of the clients' own models.
+        widths: (N,) the widths of the personal models.
     """
-    # In the order of keys, in which weights are added up.
+    # Sorted by key, so that sums do not depend on how the clients are labelled.
     order = federation.order
     rows = [{j: row[j] for j in order if j in row} for row in mixing.rows_of(state.alpha)]
     return replace(state, v=tuple(_mixed(federation, i, state.v, widths, row) for i, row in enumerate(rows)))
@@ -180,24 +184,25 @@ def mixed_by_alpha(federation: Federation, state: State, widths: Sequence[float]
 def _mixed(
     federation: Federation, i: int, models: Sequence[Params], widths: Sequence[float], weights: Mapping[int, float]
 ) -> Params:
-    r"""Client i's model, mixed with the parts that it has in common with the models of others.
+    r"""Client i's model, each coordinate mixed over the partners whose models have it.
 
     .. math:: v_{ik} \leftarrow \sum_{j : k \in W_j} \alpha_j v_{jk} \Big/ \sum_{j : k \in W_j} \alpha_j
 
-    Coordinates that no weight falls on keep their value.
+    Coordinates without any weight keep their value.
     """
     total = {name: torch.zeros_like(x) for name, x in models[i].items()}
     weight = {name: torch.zeros_like(x) for name, x in models[i].items()}
-    # Models of one width are summed first: their sum is cut and added in one go.
+    # Models of one width are summed first, so that each width is cut and added once instead of once per partner.
     for width in sorted(set(widths)):
         members = [j for j in weights if widths[j] == width]
         if not members:
             continue
         share = sum(weights[j] for j in members)
-        common = federation.slicer.index(width, within=widths[i])  # where the narrower of the two lies in i's model ...
+        common = federation.slicer.index(width, within=widths[i])  # where the narrower of both lies in i's model ...
         inside = federation.slicer.index(widths[i], within=width)  # ... and in theirs
         for name in total:
             part = inside.gather(name, sum(models[j][name] * weights[j] for j in members))
             common.scatter_(name, total[name], part, accumulate=True)
             common.scatter_(name, weight[name], torch.full_like(part, share), accumulate=True)
+    # Divided by the weight that a coordinate really got: wide coordinates miss the weight of narrow partners.
     return {name: torch.where(weight[name] > 0, total[name] / weight[name], x) for name, x in models[i].items()}
