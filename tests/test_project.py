@@ -128,6 +128,21 @@ def test_every_link_of_the_documentation_leads_to_a_file():
     assert sum(len(links(page.read_text())) for page in pages) > 20
 
 
+def docstrings(source: str) -> list[str]:
+    """The docstrings of a module, its classes and its functions."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [text for text in found if text]
+
+
+def test_docstrings_say_what_is_done_or_returned():
+    paths = [path for folder in ("hetperm", "submodels", "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    wrong = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in docstrings(path.read_text())
+             if text.startswith("Nothing;")]  # fmt: skip
+    assert not wrong
+    assert docstrings('"""A."""\ndef f():\n    """Nothing; b."""\n') == ["A.", "Nothing; b."]
+
+
 # Machine paths
 
 EVERYWHERE = {"/", "/home", "/Users", "/tmp", "/var/tmp", "/opt", "/srv", "/mnt", tempfile.gettempdir()}
