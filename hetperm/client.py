@@ -40,6 +40,13 @@ class View(Sequence):
 Pair = tuple[Tensor, Tensor] | View  # inputs (n, ...) and labels (n, ...)
 
 
+def rows_of(pair: Pair, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Some rows of a pair; of a view only these are copied."""
+    if isinstance(pair, View):
+        return pair.pool[0][pair.rows[rows]], pair.pool[1][pair.rows[rows]]
+    return pair[0][rows], pair[1][rows]
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """One participant: what it trains on, what it is scored on, and how large a model it can hold.
@@ -82,6 +89,10 @@ class Client:
             raise ValueError(f"{self._name}: width {self.width} is outside (0, 1]")
         if not (self.key is None or isinstance(self.key, int)):
             raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
+
+    def data(self, part: str) -> "Pair":
+        """Its shard ("train") or its validation data ("val")."""
+        return self.train if part == "train" else self.val
 
     @property
     def n_train(self) -> int:

@@ -94,20 +94,28 @@ class Config:
     label_mask: bool = False
     """Each client trains and predicts only the classes it has; the same for all methods."""
 
+    steps: Annotated[int, whole(0)] = 800
+    """Mini-batch gradients that each client computes in the whole run, whatever the method; a loss counts as a third of
+    one. 0: warmup_rounds and epochs, each a visit to every partner, decide, and rivals get as many as PERM took."""
     epochs: Annotated[int, whole(1)] = 12
-    """Epochs of personalised training, R."""
+    """Epochs of personalised training, R: equal parts of the steps that are left after the warm-up."""
     local_steps: Annotated[int, whole(1)] = 5
     """SGD steps of a visit, K."""
     batch_size: Annotated[int, whole(1)] = 32
     """Samples of a local step."""
-    personal_lr: Annotated[float, POSITIVE] = 0.2
+    personal_lr: Annotated[float, POSITIVE] = 0.25
     """Step size of the personal models, eta."""
-    global_lr: Annotated[float, POSITIVE] = 0.2
+    global_lr: Annotated[float, POSITIVE] = 0.5
     """Step size of the global model, gamma, also in the warm-up."""
+    step_cap: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.2
+    """Longest step of any method, as a share of the length of the model that takes it; 0: no cap (the paper)."""
     global_batch: Annotated[int, whole(1)] = 256
     """Samples each client uses for a step of the global model."""
-    warmup_rounds: Annotated[int, whole(0)] = 30
-    """Rounds of plain federated averaging before mixing weights are estimated."""
+    warmup: Literal["ordered", "static"] = "ordered"
+    """Part of the global model that a client trains in the warm-up: of a width drawn each round from those it can hold,
+    or all that it can hold (the paper)."""
+    warmup_rounds: Annotated[int | None, whole(0)] = None
+    """Rounds of federated averaging before mixing weights are estimated; None: half of the steps (30 if steps is 0)."""
     extraction: Literal["static", "random", "rolling"] = "static"
     """Part of the global model that a client trains: the first channels, a fresh draw, or a window that moves on."""
     nested: Literal["static", "random", "rolling", "skip"] = "static"
@@ -133,6 +141,11 @@ class Config:
         number(lambda x: x > 0, "'noise', 'level' or a number above 0, the paper's lambda"),
     ] = "noise"
     """How far mixing weights spread: from the noise of gradients (noise, level), or the paper's lambda, a number."""
+    share: Annotated[
+        float | Literal["look-ahead"], number(lambda x: x >= 0, "'look-ahead' or a number of at least 0")
+    ] = "look-ahead"
+    """How much difference is worth sharing with regularization noise, in units of noise: 0 is alone; look-ahead: the
+    one whose first step helps clients most on their validation data, or on held-out training data."""
     noise_batches: Annotated[int, whole(2)] = 8
     """Micro-batches from which a client estimates the noise of its gradient."""
     alpha_steps: Annotated[int | None, whole(1)] = None
@@ -141,14 +154,14 @@ class Config:
     """Numbers of a gradient sketch that clients send instead of the gradient, such as 256; None: the gradient."""
     tail_average: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.5
     """Share of the last epochs whose models are averaged; 0 returns the last model."""
+    alpha_every: Annotated[int, whole(1)] = 4
+    """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
     """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
     projection: Annotated[float | None, POSITIVE] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, POSITIVE] = None
     """Step size of the paper's last full-gradient step, 1/L; needs tail_average 0; None: no such step."""
-    steps: Annotated[int | None, whole(1)] = None
-    """Client steps of methods other than PERM, each client; None: as many as PERM took in the same run."""
 
     eval_every: Annotated[int, whole(1)] = 1
     """Epochs from one evaluation to the next; the last epoch is always evaluated."""

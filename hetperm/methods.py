@@ -77,7 +77,13 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
     method = METHODS[name]
     table = {key: _checked(name, key, value) for key, value in config.rivals.get(name, {}).items()}
     # Later entries win: the table over the configuration, and the fixed values over both.
-    values = {**method.defaults, **vars(config), **table, **method.fixed, "steps": steps}
+    values = {
+        **method.defaults,
+        **vars(config),
+        **table,
+        **method.fixed,
+        "steps": config.steps if method.mixes else steps,
+    }
     # A rival that sets no step size gets that of PERM; its other step sizes follow its own.
     values.setdefault("lr", config.personal_lr)
     for rate in ("fine_tune_lr", "inner_lr"):

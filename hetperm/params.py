@@ -40,6 +40,31 @@ def subtract(w: Params, gradient: Params, lr: float) -> Params:
     return {name: x - lr * gradient[name] for name, x in w.items()}
 
 
+def step_size(lr: float, cap: float, model: Sequence[Tensor], gradient: Sequence[Tensor]) -> float:
+    r"""The step size of a step that is at most ``cap`` times as long as the model: :math:`\min(\eta, \rho |v| / |g|)`.
+
+    It is 0, no step, if the gradient is not finite. A cap of 0 is no cap, and a model of length 0 has none.
+
+    Args:
+        lr: eta.
+        cap: rho.
+        model: v, as tensors.
+        gradient: g, likewise.
+
+    Example:
+        >>> v, g = [torch.tensor([3.0, 4.0])], [torch.tensor([0.0, 10.0])]
+        >>> step_size(0.05, 0.2, v, g), step_size(0.5, 0.2, v, g), step_size(0.5, 0.0, v, g)
+        (0.05, 0.1, 0.5)
+    """
+    if not cap:
+        return lr
+    # In float64: the squares of large gradients overflow in float32.
+    length, slope = (float(torch.stack(torch._foreach_norm(x)).double().norm()) for x in (model, gradient))
+    if not math.isfinite(slope):
+        return 0.0
+    return lr if slope * lr <= cap * length or length == 0 else cap * length / slope
+
+
 def distance(a: Params, b: Params) -> Tensor:
     """The l2 distance between two models."""
     return torch.sqrt(sum((a[name] - b[name]).square().sum() for name in a))

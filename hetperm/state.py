@@ -15,10 +15,11 @@ class Work:
 
     visits: int = 0
     rounds: int = 0
-    client_steps: int = 0
+    client_steps: float = 0.0  # mini-batch gradients; a loss counts as a third of one
     bytes_down: int = 0
     bytes_up: int = 0
     skipped: int = 0  # visits to hosts that were away
+    macs: float = 0.0  # multiply-adds; a gradient takes three times those of a forward pass
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))

@@ -52,7 +52,14 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
     def advance(state: State, round: int) -> State:
         weights = state.memory["mix"]["mix"].tolist()
         updates = [
-            Mixture(options.local_steps, options.batch_size, options.lr, mix=a, adaptive=options.adaptive)
+            Mixture(
+                options.local_steps,
+                options.batch_size,
+                options.lr,
+                mix=a,
+                adaptive=options.adaptive,
+                cap=options.step_cap,
+            )
             for a in weights
         ]
         # A deployment keeps these models at the clients. They are in the task only because a task carries all it needs.
@@ -64,7 +71,8 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
         v = tuple(mixed((u, a), (w, 1 - a)) for u, a in zip(own, mix.tolist(), strict=True))
         # So only w counts as sent, in both directions.
         moved = N * num_bytes(w)
-        work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
+        work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
+        work += federation.work_at_home(updates, options.batch_size)
         return replace(state, w=w, v=v, work=state.work + work, memory=_memory(own, mix))
 
     return Algorithm(begin, in_rounds(advance, options, cost=cost))

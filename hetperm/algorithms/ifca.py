@@ -43,8 +43,8 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
     model. Clients choose on their whole shard, right after the server has averaged. The choice decides the model of the
     next round and the one to deploy. Personal models: :math:`\theta_{c_i}`; w is the average over all clients. Cluster
     models are in `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start,
-    the others at random models. A step costs one gradient. The losses for the choice do not count as steps, but the
-    models sent for it count as bytes.
+    the others at random models. A step costs one gradient. The losses for the choice cost a third of a gradient
+    each, and the models sent for it count as bytes.
     """
     clients = federation.clients
     N = len(clients)
@@ -63,7 +63,7 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
             models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
         w = mean_model(trained, clients)
         up = N * (num_bytes(w) + 8)  # the trained model, and the number of its cluster
-        work = Work(rounds=1, client_steps=options.local_steps * N, bytes_up=up)
+        work = Work(rounds=1, bytes_up=up) + federation.work_at_home([options.sgd] * N, options.batch_size)
         return choose(replace(state, w=w, work=state.work + work), models, round=round + 1)
 
     def choose(state: State, models: Sequence[Params], *, round: int) -> State:
@@ -85,6 +85,7 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
         memory = {f"cluster {c}": params for c, params in enumerate(models)} | {"choice": {"choice": choice}}
         # Every client gets all models to choose from, so none is sent again for training.
         work = Work(bytes_down=N * sum(num_bytes(params) for params in models))
+        work += federation.work_of(tasks, options.batch_size)
         v = tuple(models[c] for c in choice.tolist())
         return replace(state, v=v, memory=memory, work=state.work + work)
 

@@ -7,7 +7,7 @@ from hetperm.algorithms.steps import RivalOptions, in_rounds
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 from hetperm.server.initial import fresh_model
-from hetperm.state import State, Work
+from hetperm.state import State
 
 
 def local_only(federation: Federation, start: Params, options: RivalOptions) -> Algorithm:
@@ -17,7 +17,7 @@ def local_only(federation: Federation, start: Params, options: RivalOptions) -> 
     models: v_i, of the client's width. w stays the start. A step costs one gradient.
     """
     clients = federation.clients
-    N = len(clients)
+    updates = [options.sgd] * len(clients)
 
     def begin() -> State:
         # Drawn for its own width: weights cut out of a wide layer are too small for a narrow one.
@@ -25,7 +25,8 @@ def local_only(federation: Federation, start: Params, options: RivalOptions) -> 
         return State(0, start, tuple(models))
 
     def advance(state: State, round: int) -> State:
-        v = federation.train_at_home([options.sgd] * N, state.v, round=round)
-        return replace(state, v=tuple(v), work=state.work + Work(client_steps=options.local_steps * N))
+        v = federation.train_at_home(updates, state.v, round=round)
+        work = federation.work_at_home(updates, options.batch_size)
+        return replace(state, v=tuple(v), work=state.work + work)
 
     return Algorithm(begin, in_rounds(advance, options, cost=options.local_steps))

@@ -54,7 +54,14 @@ def partial_training(federation: Federation, start: Params, options: Options) ->
         return State(0, start, own_parts(federation, start))
 
     def advance(state: State, round: int) -> State:
-        w, work = local_sgd_round(federation, state.w, updates, round=round, extraction=options.extraction)
+        w, work = local_sgd_round(
+            federation,
+            state.w,
+            updates,
+            batch_size=options.batch_size,
+            round=round,
+            extraction=options.extraction,
+        )
         return replace(state, w=w, v=own_parts(federation, w), work=state.work + work)
 
     # Steps for fine-tuning come out of the same budget, so that all rivals take equally many.
@@ -67,7 +74,7 @@ def update_of(client: Client, federation: Federation, options: Options) -> Updat
     if not options.ordered:
         return options.sgd
     widths = sorted({other.width for other in federation.clients if other.width <= client.width})
-    return Ordered(options.local_steps, options.batch_size, options.lr, tuple(widths))
+    return Ordered(options.local_steps, options.batch_size, options.lr, tuple(widths), options.step_cap)
 
 
 def own_parts(federation: Federation, w: Params) -> tuple[Params, ...]:

@@ -51,12 +51,14 @@ def perfedavg(federation: Federation, start: Params, options: Options) -> Algori
         options.lr,
         options.inner_lr,
         difference=options.difference if options.variant == "hessian-free" else None,
+        cap=options.step_cap,
     )
 
     def advance(state: State, round: int) -> State:
         w = mean_model(federation.train_at_home([update] * N, [state.w] * N, round=round), federation.clients)
         moved = N * num_bytes(w)
-        work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
+        work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
+        work += federation.work_at_home([update] * N, options.batch_size)
         # Clients adapt only at the end: adapting every round would use up the budget of steps.
         return replace(state, w=w, v=(w,) * N, work=state.work + work)
 

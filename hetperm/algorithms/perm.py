@@ -3,6 +3,7 @@
 Both take clients of different widths (section 3.3). With clients of one width they are the homogeneous algorithms.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,13 +15,17 @@ from hetperm.device.gradients import BatchGradient, FullGradient, ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
 from hetperm.mixing import complexity
-from hetperm.params import Params, check_finite, num_bytes, subtract, unflatten
+from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
 from hetperm.server.estimate import collect_reports
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import gradient_step, local_sgd_round
+from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
+from hetperm.server.look_ahead import look_ahead
 from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, projected, scheduled
 from hetperm.state import State, Work, tail_begins
+
+WARMUP_ROUNDS = 30  # if neither rounds nor steps are given
+LOOK_AHEAD, TOUR = "look ahead", "tour"  # keys of State.memory
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Mixing:
 
     noise_batches: int
     regularization: float | str = "noise"
+    share: float | str = mixing.SHARE
     alpha_steps: int | None = None
     sketch: int | None = None
     discrepancy: str = "probe"
@@ -40,17 +46,27 @@ class Options:
     """Options of PERM. The names are those of the configuration, which explains them."""
 
     epochs: int
-    warmup_rounds: int
     global_lr: float
     global_batch: int
     visiting: Visiting
     mixing: Mixing
+    steps: int = 0
+    warmup: str = "static"
+    warmup_rounds: int | None = None
     extraction: str = "static"
     schedule: str = "colour"
     server_mix: str = "none"
+    alpha_every: int = 1
     tail_average: float = 0.5
     projection: float | None = None
     final_lr: float | None = None
+
+    @property
+    def num_warmup_rounds(self) -> int:
+        """The rounds of the warm-up: those that were asked for, or half of the steps."""
+        if self.warmup_rounds is not None:
+            return self.warmup_rounds
+        return self.steps // (2 * self.visiting.local_steps) if self.steps else WARMUP_ROUNDS
 
 
 def single_loop(federation: Federation, start: Params, options: Options) -> Algorithm:
@@ -58,13 +74,23 @@ def single_loop(federation: Federation, start: Params, options: Options) -> Algo
 
     def epoch(state: State) -> State:
         state = visit(federation, state, options)
-        # Rounds of global training are counted through from the warm-up, so that a rolling window continues its way.
-        indices = federation.handed_out(options.extraction, options.warmup_rounds + state.r)
-        update = BatchGradient(options.global_batch, chunk=options.visiting.batch_size)
-        state = gradient_step(federation, state, update, indices, lr=options.global_lr)
+        estimated = (state.r + 1) % options.alpha_every == 0 and (state.r + 1 < options.epochs or not options.steps)
+        if estimated:
+            # Rounds of global training are counted through from the warm-up: a rolling window continues its way.
+            indices = federation.handed_out(options.extraction, options.num_warmup_rounds + state.r)
+            state = gradient_step(
+                federation,
+                state,
+                BatchGradient(options.global_batch, chunk=options.visiting.batch_size),
+                indices,
+                lr=options.global_lr,
+                batch_size=options.visiting.batch_size,
+                cap=options.visiting.step_cap,
+            )
+            state = replace(state, w=_global_in_ball(state.w, state.memory["centre"], options))
         state = end_epoch(federation, state, options)
         # Last, because alpha^{r+1} is computed at w^{r+1}, the global model after its step.
-        return with_weights(federation, state, options)
+        return with_weights(federation, state, options) if estimated else state
 
     return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
@@ -80,11 +106,20 @@ def two_stage(federation: Federation, start: Params, options: Options) -> Algori
 
 def begin(federation: Federation, start: Params, options: Options) -> State:
     """The state after the warm-up, with the first mixing weights. Personal models begin as static parts of w."""
-    sgd = Sgd(options.visiting.local_steps, options.visiting.batch_size, options.global_lr)
+    sgd = Sgd(options.visiting.local_steps, options.visiting.batch_size, options.global_lr, options.visiting.step_cap)
     updates = [sgd] * len(federation.clients)
     w, work = start, Work()
-    for round in range(options.warmup_rounds):
-        w, more = local_sgd_round(federation, w, updates, round=round, extraction=options.extraction)
+    for round in range(options.num_warmup_rounds):
+        w, more = local_sgd_round(
+            federation,
+            w,
+            updates,
+            batch_size=options.visiting.batch_size,
+            round=round,
+            extraction=options.extraction,
+            widths=drawn_widths(federation, round) if options.warmup == "ordered" else None,
+        )
+        w = _global_in_ball(w, start, options)
         work += more
     slicer, widths = federation.slicer, federation.own_widths(options.visiting.personal_width)
     v = tuple(slicer.cut(w, slicer.index(width)) for width in widths)
@@ -94,13 +129,15 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
 
 def with_weights(federation: Federation, state: State, options: Options) -> State:
     """The state with new mixing weights, from the reports of all clients at w."""
-    rule = options.mixing
-    update = ReportGradient(rule.noise_batches, sketch=rule.sketch, chunk=options.visiting.batch_size)
-    reports = collect_reports(federation, state, update, compare=rule.discrepancy, extraction=options.extraction)
-    solve = mixing.weights if len(federation.clients) < mixing.SPARSE_FROM else mixing.sparse_weights
+    rule, batch_size = options.mixing, options.visiting.batch_size
+    update = ReportGradient(rule.noise_batches, sketch=rule.sketch, chunk=batch_size)
+    reports = collect_reports(
+        federation, state, update, batch_size=batch_size, compare=rule.discrepancy, extraction=options.extraction
+    )
     widths = federation.own_widths(options.visiting.personal_width)
     # Complexity is that of the personal models, because those are what is trained.
-    alpha = solve(
+    weights = partial(
+        mixing.weights,
         reports.zeta,
         reports.q,
         reports.n,
@@ -109,15 +146,60 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
         vc_weight=rule.vc_weight,
         alpha_steps=rule.alpha_steps,
     )
-    return replace(state, alpha=alpha, work=state.work + reports.work)
+    memory, work = dict(state.memory), state.work + reports.work
+    share = rule.share
+    if rule.share == "look-ahead" and LOOK_AHEAD not in memory and reports.probe is not None:
+        outlook = look_ahead(
+            federation, reports, lambda c: weights(share=c), lr=options.global_lr, batch_size=batch_size
+        )
+        work += outlook.work
+        memory[LOOK_AHEAD] = {
+            "shares": torch.tensor(outlook.shares, dtype=torch.float64),
+            "losses": outlook.losses,
+            "chosen": torch.tensor(outlook.chosen),
+        }
+    if rule.share == "look-ahead":
+        share = chosen_share(memory)
+    alpha = weights(share=share)
+    if len(federation.clients) >= mixing.SPARSE_FROM:
+        alpha = alpha.to_sparse()
+    # A new tour: models that were on their way to hosts that no longer count start again.
+    tour = memory.get(TOUR, {"at": torch.tensor([-1, 0])})["at"]
+    memory[TOUR] = {"at": torch.tensor([int(tour[0]) + 1, 0])}
+    return replace(state, alpha=alpha, work=work, memory=memory)
+
+
+def chosen_share(memory: Mapping[str, Params]) -> float:
+    """The share that the look ahead chose; the one that fits clients in groups, if it could not look."""
+    if LOOK_AHEAD not in memory:
+        return mixing.SHARE
+    table = memory[LOOK_AHEAD]
+    return float(table["shares"][int(table["chosen"])])
 
 
 def visit(federation: Federation, state: State, options: Options) -> State:
     """The state after the visits of an epoch, which the mixing weights decide."""
-    # A separate stream for each epoch, so that a resumed run draws the same schedule.
-    generator = generator_for(federation.seed, "schedule", state.r)
-    rounds = scheduled(state.alpha, options.schedule, generator)
-    state = personal_epoch(federation, state, rounds, options.visiting)
+    if not options.steps:
+        # A separate stream for each epoch, so that a resumed run draws the same schedule.
+        generator = generator_for(federation.seed, "schedule", state.r)
+        rounds = scheduled(state.alpha, options.schedule, generator)
+        state = personal_epoch(federation, state, rounds, options.visiting)
+        return _in_ball(federation, state, options)
+    N = len(federation.clients)
+    spent = state.work.client_steps
+    allowed = spent + (N * options.steps - spent) / (options.epochs - state.r)
+    tour, t = (int(x) for x in state.memory[TOUR]["at"])
+    while True:
+        rounds = scheduled(state.alpha, options.schedule, generator_for(federation.seed, "schedule", tour))
+        first = t
+        while t < len(rounds) and spent + len(rounds[t]) * options.visiting.local_steps <= allowed:
+            spent += len(rounds[t]) * options.visiting.local_steps
+            t += 1
+        state = personal_epoch(federation, state, rounds[first:t], options.visiting, tour=tour, first=first)
+        if t < len(rounds):
+            break
+        tour, t = tour + 1, 0
+    state = replace(state, memory={**state.memory, TOUR: {"at": torch.tensor([tour, t])}})
     return _in_ball(federation, state, options)
 
 
@@ -137,6 +219,10 @@ def _in_ball(federation: Federation, state: State, options: Options) -> State:
     if options.projection is None:
         return state
     return projected(federation, state, federation.own_widths(options.visiting.personal_width), options.projection)
+
+
+def _global_in_ball(w: Params, centre: Params, options: Options) -> Params:
+    return w if options.projection is None else project(w, centre, options.projection)
 
 
 def _finish(federation: Federation, options: Options):
@@ -174,6 +260,7 @@ def last_step(federation: Federation, options: Options, state: State) -> State:
         v.append(check_finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
         moved = sum(num_bytes(part) for part in parts)
         work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
+        work += federation.work_of(tasks, options.visiting.batch_size)
     # The step started from the tail average, if there is one, so the result replaces it.
     state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
     return _in_ball(federation, state, options)

@@ -49,6 +49,7 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
         options.prox,
         inner_steps=options.inner_steps,
         inner_lr=options.inner_lr,
+        cap=options.step_cap,
     )
 
     def advance(state: State, round: int) -> State:
@@ -57,7 +58,8 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
         w = mixed((state.w, 1 - options.server_step), (mean, options.server_step))
         # theta stays at its client, so only w and the local models are sent.
         moved = N * num_bytes(w)
-        work = Work(rounds=1, client_steps=cost * N, bytes_down=moved, bytes_up=moved)
+        work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
+        work += federation.work_at_home([update] * N, options.batch_size)
         return replace(state, w=w, v=tuple(theta for _, theta in outcomes), work=state.work + work)
 
     return Algorithm(partial(begin, federation, start), in_rounds(advance, options, cost=cost))

@@ -1,7 +1,7 @@
 """What the rivals of PERM share: a budget of steps, divided into rounds and epochs, and fine-tuning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
@@ -20,11 +20,12 @@ class RivalOptions:
     lr: float
     steps: int  # mini-batch gradients that a client may compute in the whole run
     tail_average: float
+    step_cap: float = field(default=0.0, kw_only=True)
 
     @property
     def sgd(self) -> Sgd:
         """K steps of SGD: the update of a client in a round."""
-        return Sgd(self.local_steps, self.batch_size, self.lr)
+        return Sgd(self.local_steps, self.batch_size, self.lr, self.step_cap)
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ def begin(federation: Federation, start: Params) -> State:
     return State(0, start, (start,) * len(federation.clients))
 
 
-def num_rounds(steps: int, cost: int) -> int:
+def num_rounds(steps: float, cost: float) -> int:
     """The number of rounds in a budget of steps, if a round takes ``cost`` gradients of every client."""
-    if cost < 1:
+    if cost <= 0:
         raise ValueError("a round without steps teaches nothing; local_steps must be at least 1")
     if cost > steps:
         raise ValueError(f"a budget of {steps} steps a client pays for no round, which takes {cost}; raise steps")
-    return steps // cost
+    return int(steps // cost)
 
 
 def in_rounds(
-    advance: Callable[[State, int], State], options: RivalOptions, *, cost: int, spare: int = 0
+    advance: Callable[[State, int], State], options: RivalOptions, *, cost: float, spare: float = 0
 ) -> Callable[[State], State]:
     """The function of an epoch: it runs its share of the rounds of the budget and adds v to the tail average.
 
@@ -79,7 +80,7 @@ def fine_tuning(federation: Federation, options: FineTuneOptions) -> Callable[[S
     """The function that fine-tunes every client's deployed model on its own data; None if there are no steps for it."""
     if options.fine_tune_steps == 0:
         return None
-    update = Sgd(options.fine_tune_steps, options.batch_size, options.fine_tune_lr)
+    update = Sgd(options.fine_tune_steps, options.batch_size, options.fine_tune_lr, options.step_cap)
 
     def finish(state: State) -> State:
         clients = federation.clients
@@ -96,7 +97,8 @@ def fine_tuning(federation: Federation, options: FineTuneOptions) -> Callable[[S
         ]
         v = tuple(federation.train(tasks))
         # Models are sent down and stay there, so no bytes go up. The tail average was the start of this training.
-        work = Work(rounds=1, client_steps=update.steps * len(v), bytes_down=sum(num_bytes(params) for params in v))
+        work = Work(rounds=1, bytes_down=sum(num_bytes(params) for params in v))
+        work += federation.work_of(tasks, options.batch_size)
         return replace(state, v=v, tail=None, tail_count=0, work=state.work + work)
 
     return finish

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hetperm.params import Params, flat
+from hetperm.params import Params, flat, step_size
 from submodels import IndexSet, ScalableModel
 from submodels.norms import batch_statistics, has_batch_norm
 
@@ -44,9 +44,11 @@ class Workbench:
         """Copy a model onto the bench."""
         torch._foreach_copy_(self._data, [params[name] for name in self.names])
 
-    def descend(self, gradient: tuple[Tensor, ...], lr: float) -> None:
-        """Take one SGD step with the model on the bench."""
-        torch._foreach_sub_(self._data, gradient, alpha=lr)
+    def descend(self, gradient: tuple[Tensor, ...], lr: float, cap: float = 0.0) -> None:
+        """Take one SGD step with the model on the bench, at most ``cap`` times as long as the model (`step_size`)."""
+        lr = step_size(lr, cap, self._data, gradient)
+        if lr:  # a gradient that is not finite would spoil the model even with a step size of 0
+            torch._foreach_sub_(self._data, gradient, alpha=lr)
 
     def take(self) -> Params:
         """A copy of the model on the bench."""
@@ -103,8 +105,15 @@ class Workbench:
         part.load({name: index.gather(name, p) for name, p in zip(self.names, self._data, strict=True)})
         return part, index
 
-    def descend_part(self, index: IndexSet, gradient: tuple[Tensor, ...], lr: float) -> None:
-        """Take one SGD step with the gradient of a part; the rest of the model stays as it is."""
+    def descend_part(self, part: "Workbench", index: IndexSet, gradient: tuple[Tensor, ...], lr: float, cap: float):
+        """Take one SGD step with the gradient of a part; the rest of the model stays as it is.
+
+        Args:
+            part: the bench on which the part lies; the step is at most ``cap`` times as long as the part.
+        """
+        lr = step_size(lr, cap, part._data, gradient)
+        if not lr:
+            return
         for name, p, g in zip(self.names, self._data, gradient, strict=True):
             index.scatter_(name, p, -lr * g, accumulate=True)
 

@@ -202,6 +202,7 @@ def descend(
     rows: Sequence[Tensor],
     lr: Sequence[float],
     classes: Sequence[Tensor | None],
+    cap: float = 0.0,
 ) -> None:
     """Train C models of one shape, each for K steps of SGD at its host, all at once and in place.
 
@@ -211,11 +212,13 @@ def descend(
         rows: (C,) tensors (K, b), the samples of every step.
         lr: (C,) step sizes.
         classes: (C,) the classes of each host; None means all.
+        cap: no step is longer than this share of its model's length; 0 is no cap.
     """
     steps, size = rows[0].shape
     x = shards[0][0]
     # The step size is part of the error, so that a step is one product added to the weights.
-    scale = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None] / size
+    lr = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None]
+    scale = 1 / size if cap else lr / size
     masks = None if any(mask is None for mask in classes) else torch.stack(list(classes)).to(x.device)
     # The batches of several steps are gathered at once: a gather for every step would cost as much as the step.
     at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
@@ -226,7 +229,36 @@ def descend(
         for (inputs, _), row, into in zip(shards, taken, data, strict=True):
             torch.index_select(inputs.flatten(1), 0, row, out=into)
         for batch, y in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
-            for layer, below, error in backward(layers, params, batch, y, masks, scale=scale):
+            parts = backward(layers, params, batch, y, masks, scale=scale)
+            for layer, below, error in _capped(params, list(parts), lr, cap) if cap else parts:
                 if layer.bias:
                     params[layer.bias].sub_(error.sum(2))
                 params[layer.weight].baddbmm_(error, below.mT, alpha=-1)
+
+
+def _capped(
+    params: Params, parts: Sequence[tuple[Layer, Tensor, Tensor]], lr: Tensor, cap: float
+) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+    """Yield the parts with errors times the step size of each model, which `params.step_size` defines.
+
+    Args:
+        parts: what `backward` yields.
+        lr: (m, 1, 1) the step sizes without a cap.
+    """
+    slope = length = 0.0  # (m,) squared lengths of gradients and models
+    for layer, below, error in parts:
+        weight = params[layer.weight]
+        # |E B^T|^2 is the sum of (E^T E) * (B^T B), which needs no matrix of the size of the weight.
+        slope = slope + (torch.bmm(error.mT, error) * torch.bmm(below.mT, below)).sum((1, 2), dtype=torch.float64)
+        length = length + torch.linalg.vector_norm(weight.flatten(1), dim=1).double().square()
+        if layer.bias:
+            slope = slope + error.sum(2).square().sum(1, dtype=torch.float64)
+            length = length + params[layer.bias].square().sum(1, dtype=torch.float64)
+    slope, length = (x.clamp_min(0).sqrt()[:, None, None] for x in (slope, length))
+    fits = (slope * lr <= cap * length) | (length == 0)
+    rate = torch.where(fits, lr.double(), cap * length / slope).to(lr.dtype)
+    finite = slope.isfinite()
+    for layer, below, error in parts:
+        if not finite.all():  # no step: not even 0 times what is not finite
+            below, error = (torch.where(finite, x, 0.0) for x in (below, error))
+        yield layer, below, error * torch.where(finite, rate, 0.0)

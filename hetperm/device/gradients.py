@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetperm.client import Pair, rows_of
 from hetperm.device.bench import CHUNK, Shard, Workbench
 from hetperm.mixing import discrepancy
-from hetperm.params import Params, flat
+from hetperm.params import Params, flat, unflatten
 
+FORWARD = 1 / 3  # what a forward pass takes of a gradient: the backward pass takes twice as much
+DIRECTIONS = "directions"  # the key in params of the directions (C, d) that a model may take
+OWN_SHARE = "own share"  # the key in params of the weight (C,) of the client's own gradient in each direction
 POSITIONS = "positions"  # the key in params that says where the coordinates of a part lie in the whole model
 
 
@@ -157,6 +161,72 @@ class MeanLoss:
                 for piece_x, piece_y in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True)
             )
 
-    def samples(self, n: int) -> int:
-        """The whole shard."""
-        return n
+    def samples(self, n: int) -> float:
+        """The whole shard, without backward passes."""
+        return n * FORWARD
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    r"""The losses (C, E) after one step of a model along each direction and with each step size.
+
+    .. math:: L_{ce} = f_i(w - \eta_e d_c)
+
+    ``params["directions"]`` holds the directions (C, d). On validation data they are taken as they are. A client without
+    such data holds out one half of its shard at a time. Its own gradient, whose weights in the directions are
+    ``params["own share"]`` (C,), is then that of the other half, so that no sample judges a step that it has made.
+
+    Attributes:
+        etas: (E,) the step sizes.
+        most: the largest number of samples that a loss is taken on.
+        candidates: C.
+        halves: whether the data are the shard itself, of which one half is held out at a time.
+    """
+
+    etas: tuple[float, ...]
+    most: int
+    candidates: int
+    halves: bool = False
+    chunk: int = CHUNK
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Pair, generator: torch.Generator
+    ) -> Tensor:
+        """(C, E) the losses, in float64."""
+        w = {name: params[name] for name in bench.names}
+        directions = params[DIRECTIONS]
+        order = torch.randperm(len(shard[1]), generator=generator)
+        if not self.halves:
+            return self._losses(bench, w, directions, _at(bench, rows_of(shard, order[: self.most])))
+        pieces = [_at(bench, rows_of(shard, rows)) for rows in order.tensor_split(2)]
+        bench.load(w)
+        gradients = [flat(bench.mean_gradient(*piece, self.chunk)) for piece in pieces]
+        sizes = [len(piece[1]) for piece in pieces]
+        mean = sum(g * (size / sum(sizes)) for g, size in zip(gradients, sizes, strict=True))
+        most = max(1, self.most // 2)
+        total = 0.0
+        for held_out, other in ((0, 1), (1, 0)):
+            without = directions + params[OWN_SHARE][:, None].to(directions) * (gradients[other] - mean)
+            x, y = pieces[held_out]
+            total = total + self._losses(bench, w, without, (x[:most], y[:most]))
+        return total / 2
+
+    def samples(self, n: int) -> float:
+        """The samples of all losses, which need no backward pass, and with ``halves`` those of a gradient of each."""
+        return self.most * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
+
+    def _losses(self, bench: Workbench, w: Params, directions: Tensor, data: Shard) -> Tensor:
+        table = torch.empty(len(directions), len(self.etas), dtype=torch.float64)
+        with torch.no_grad():
+            for c, direction in enumerate(directions):
+                step = unflatten(direction, w)
+                for e, eta in enumerate(self.etas):
+                    bench.load({name: x - eta * step[name] for name, x in w.items()})
+                    table[c, e] = float(bench.value(*data))
+        return table
+
+
+def _at(bench: Workbench, data: Shard) -> Shard:
+    """The data on the device of the bench, measurements in its precision."""
+    home = bench.slots[0]
+    return tuple(x.to(home.device, home.dtype if x.is_floating_point() else None) for x in data)

@@ -26,6 +26,7 @@ class Meta:
         lr: beta.
         inner_lr: alpha.
         difference: delta; None leaves h out (the first-order variant).
+        cap: no step is longer than this share of the model's length; 0 is no cap.
     """
 
     steps: int
@@ -33,6 +34,7 @@ class Meta:
     lr: float
     inner_lr: float
     difference: float | None
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -44,7 +46,7 @@ class Meta:
         for _ in range(self.steps):
             w = bench.take()  # the step starts here, but its gradient is computed elsewhere
             D = next(draws)
-            bench.descend(bench.gradient(x[D], y[D]), self.inner_lr)
+            bench.descend(bench.gradient(x[D], y[D]), self.inner_lr, self.cap)
             D = next(draws)
             g = bench.gradient(x[D], y[D])
             if self.difference is not None:
@@ -52,7 +54,7 @@ class Meta:
                 h = self._hessian_times(bench, w, g, (x[D], y[D]))
                 g = tuple(a - self.inner_lr * b for a, b in zip(g, h, strict=True))
             bench.load(w)
-            bench.descend(g, self.lr)
+            bench.descend(g, self.lr, self.cap)
         return bench.take()
 
     @property
@@ -90,6 +92,7 @@ class Envelope:
         lr: eta.
         prox: lambda.
         inner_lr: the step size of theta.
+        cap: no step of theta is longer than this share of its length; 0 is no cap.
     """
 
     steps: int
@@ -98,6 +101,7 @@ class Envelope:
     prox: float
     inner_steps: int
     inner_lr: float
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -112,7 +116,7 @@ class Envelope:
                 gradient = bench.gradient(x[D], y[D])
                 spring = [theta[name] - w[name] for name in bench.names]
                 pulled = tuple(g + self.prox * s for g, s in zip(gradient, spring, strict=True))
-                bench.descend(pulled, self.inner_lr)
+                bench.descend(pulled, self.inner_lr, self.cap)
                 theta = bench.take()
             w = {name: value - self.lr * self.prox * (value - theta[name]) for name, value in w.items()}
         return w, theta
@@ -131,6 +135,7 @@ class Mixture:
 
     Attributes:
         mix: a before the round. The client's own model u is in ``params``, under names that begin with "own ".
+        cap: no step is longer than this share of the length of the model that takes it; 0 is no cap.
     """
 
     steps: int
@@ -138,6 +143,7 @@ class Mixture:
     lr: float
     mix: float
     adaptive: bool
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -153,10 +159,10 @@ class Mixture:
             slope = sum(((u[name] - w[name]) * part).sum() for name, part in zip(bench.names, g, strict=True))
             # The chain rule: the mixture holds a times u, so the gradient of u is a times that of the mixture.
             bench.load(u)
-            bench.descend(g, self.lr * a)
+            bench.descend(g, self.lr * a, self.cap)
             u = bench.take()
             bench.load(w)
-            bench.descend(bench.gradient(x[D], y[D]), self.lr)
+            bench.descend(bench.gradient(x[D], y[D]), self.lr, self.cap)
             w = bench.take()
             # Updated last: the gradients of the first batch were all taken with the old a.
             if self.adaptive and k == 0:

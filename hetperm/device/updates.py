@@ -22,8 +22,8 @@ class Update(Protocol):
     def __call__(self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator) -> Any:
         """What the host sends back: one model, several models or a report. ``params`` stays unchanged."""
 
-    def samples(self, n: int) -> int:
-        """The number of samples that the update processes, over all its gradients, at a host that has n."""
+    def samples(self, n: int) -> float:
+        """The samples that the update processes, over all its gradients, at a host that has n; a loss is a third."""
 
 
 def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> Tensor:
@@ -39,11 +39,12 @@ def batches(n: int, batch_size: int, steps: int, generator: torch.Generator) -> 
 
 @dataclass(frozen=True)
 class Sgd:
-    r"""K steps of plain SGD: :math:`v \leftarrow v - \eta \nabla f_j(v; \xi)`.
+    r"""K steps of SGD: :math:`v \leftarrow v - \min(\eta, \rho |v| / |g|) \, g, \; g = \nabla f_j(v; \xi)`.
 
     Attributes:
         steps: K.
-        lr: the step size of the visit, which includes the mixing weight.
+        lr: eta, the step size of the visit, which includes the mixing weight.
+        cap: rho: no step is longer than this share of the model's own length; 0 is no cap.
 
     Example:
         >>> Sgd(steps=5, batch_size=10, lr=0.1).samples(8)
@@ -53,6 +54,7 @@ class Sgd:
     steps: int
     batch_size: int
     lr: float
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -61,7 +63,7 @@ class Sgd:
         x, y = shard
         bench.load(params)
         for batch in self.batches(len(x), generator):
-            bench.descend(bench.gradient(x[batch], y[batch]), self.lr)
+            bench.descend(bench.gradient(x[batch], y[batch]), self.lr, self.cap)
         return bench.take()
 
     def batches(self, n: int, generator: torch.Generator) -> Tensor:
@@ -79,12 +81,14 @@ class Ordered:
 
     Attributes:
         widths: the widths to draw from, none wider than the model.
+        cap: no step is longer than this share of the length of the part; 0 is no cap.
     """
 
     steps: int
     batch_size: int
     lr: float
     widths: tuple[float, ...]
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -94,10 +98,10 @@ class Ordered:
         bench.load(params)
         for batch, width in self.draws(len(x), generator):
             if width >= bench.width:
-                bench.descend(bench.gradient(x[batch], y[batch]), self.lr)
+                bench.descend(bench.gradient(x[batch], y[batch]), self.lr, self.cap)
             else:
                 part, index = bench.narrower(width)
-                bench.descend_part(index, part.gradient(x[batch], y[batch]), self.lr)
+                bench.descend_part(part, index, part.gradient(x[batch], y[batch]), self.lr, self.cap)
         return bench.take()
 
     def draws(self, n: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
@@ -105,6 +109,11 @@ class Ordered:
         # All batches are drawn before the first width, so that they are the batches of plain SGD.
         for batch in batches(n, self.batch_size, self.steps, generator):
             yield batch, self.widths[int(torch.randint(len(self.widths), (), generator=generator))]
+
+    @property
+    def trained_widths(self) -> tuple[float, ...]:
+        """The widths that are trained, each equally often on average."""
+        return self.widths
 
     def samples(self, n: int) -> int:
         """The samples of all steps."""
@@ -123,6 +132,7 @@ class Distil:
     Attributes:
         widths: the widths to draw from, all narrower than the model.
         weight: beta.
+        cap: neither of the two steps is longer than this share of what it changes; 0 is no cap.
     """
 
     steps: int
@@ -130,6 +140,7 @@ class Distil:
     lr: float
     widths: tuple[float, ...]
     weight: float
+    cap: float = 0.0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
@@ -146,10 +157,10 @@ class Distil:
             target = outputs.detach().log_softmax(1)
             answer = pupil.outputs(x[batch]).log_softmax(1)
             lesson = pupil.gradient_of(F.kl_div(answer, target, reduction="batchmean", log_target=True))
-            bench.descend(gradient, self.lr)
-            bench.descend_part(index, lesson, self.lr * self.weight)
+            bench.descend(gradient, self.lr, self.cap)
+            bench.descend_part(pupil, index, lesson, self.lr * self.weight, self.cap)
         return bench.take()
 
     def samples(self, n: int) -> int:
-        """The samples of all steps. The pupil sees the same ones, so they count once."""
-        return self.steps * min(self.batch_size, n)
+        """The samples of all steps, twice: the pupil runs them too."""
+        return 2 * self.steps * min(self.batch_size, n)

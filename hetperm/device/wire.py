@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient
+from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient, StepLosses
 from hetperm.device.rival_updates import Envelope, Meta, Mixture
 from hetperm.device.updates import Distil, Ordered, Sgd, Update
 
@@ -16,6 +16,7 @@ UPDATES: dict[str, type] = {
     "full-gradient": FullGradient,
     "report-gradient": ReportGradient,
     "mean-loss": MeanLoss,
+    "step-losses": StepLosses,
     "meta": Meta,
     "envelope": Envelope,
     "mixture": Mixture,

@@ -79,7 +79,7 @@ class Batched:
         if not isinstance(update, Sgd):
             return None
         # A host with fewer samples than a batch takes smaller batches, and these need a stack of their own.
-        return task.width, update.steps, min(update.batch_size, self.clients[task.host].n_train)
+        return task.width, update.steps, update.cap, min(update.batch_size, self.clients[task.host].n_train)
 
     def _stacks(self, group: list[int], tasks: Sequence[Task]) -> list[list[int]]:
         """The tasks in stacks of even size: at least one for each worker, none above `ENTRIES` parameters."""
@@ -99,7 +99,7 @@ class Batched:
             ]
             lr = [task.update.lr for task in tasks]
             shards, classes = [host.train for host in hosts], [host.classes for host in hosts]
-            chain.descend(self._layers, params, shards, rows, lr, classes)
+            chain.descend(self._layers, params, shards, rows, lr, classes, tasks[0].update.cap)
         except (RuntimeError, IndexError):
             return None  # one bad label fails a whole stack; run alone it fails only its own task
         # Copies: a view of one model would keep the whole stack in memory.

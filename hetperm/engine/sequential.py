@@ -46,6 +46,6 @@ def work_on(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Fail
     # A separate generator, so that the batches do not depend on what dropout draws.
     generator = torch.Generator().manual_seed(task.seed)
     try:
-        return task.update(bench, task.params, host.train, generator)
+        return task.update(bench, task.params, host.data(task.part), generator)
     except Exception as error:  # model and loss are the user's code, which may raise anything
         return Failure(task, error)

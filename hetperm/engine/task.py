@@ -19,6 +19,7 @@ class Task:
         seed: decides all randomness of the task, so that neither engine nor order can change a result.
         width: the width of the model that is handed over.
         label: the name of the task in errors, such as "epoch 3: model 1 at host 2".
+        part: the data of the host that the update gets, "train" or "val".
     """
 
     update: Update
@@ -27,6 +28,7 @@ class Task:
     seed: int
     width: float = 1.0
     label: str = "task"
+    part: str = "train"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,20 @@ from hetperm.mixing.reading import (
     self_weight,
     sparse,
 )
-from hetperm.mixing.solver import SPARSE_FROM, descend, level, noise, solve, sparse_weights, weights, weights_by_rows
+from hetperm.mixing.solver import (
+    SHARE,
+    SPARSE_FROM,
+    descend,
+    level,
+    noise,
+    solve,
+    sparse_weights,
+    weights,
+    weights_by_rows,
+)
 
 __all__ = [
+    "SHARE",
     "SPARSE_FROM",
     "descend",
     "effective_partners",

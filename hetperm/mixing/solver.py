@@ -16,7 +16,7 @@ from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
 
 ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten temporaries of 16 MB
-NOISE = 0.2  # lam of the "noise" rule, in units of N times the variance of one sample
+SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
 LEVEL = 0.5  # water level of the "level" rule, in units of the noise of a distance
 SPARSE_FROM = 1000  # clients; from this number on alpha is stored and written sparse
 RESOLUTION = 1e-6  # distances below this share of the largest one are rounding errors
@@ -108,28 +108,42 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
 # Costs and lam from the distances of noisy gradients
 
 
-def noise(zeta: Tensor, q: Tensor, n: Tensor) -> tuple[Tensor, float]:
-    r"""Costs (N, N) and lam of the rule ``"noise"``: distances minus what noise explains, and lam from noise.
+def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Tensor, Tensor]:
+    r"""Costs (N, N) and lam (N,) of the rule ``"noise"``: distances minus what noise explains, and lam from noise.
 
     .. math:: D_{ij} = (\zeta_{ij} - q_i - q_j)_+, \quad D_{ii} = 0,
-              \quad \lambda = 0.2 \, N \operatorname{mean}_i(n_i q_i)
+              \quad \lambda_i = c \, \bar q_i \sum_{j \in S_i} n_j,
+              \quad \bar q_i = \tfrac12 \Big( q_i + \sum_j n_j q_j \Big/ \sum_j n_j \Big)
 
-    In lam, noise counts for at least a millionth of the largest distance, the accuracy of zeta. So clients with equal
-    gradients share by their samples even without any noise. If zeta is zero too, any lam will do: it is 1.
+    where :math:`S_i` is the support of row i of the solution itself. So client j is a partner of i if and only if
+
+    .. math:: D_{ij} < t_i, \quad
+              t_i = \sum_{j \in S_i} n_j D_{ij} \Big/ \sum_{j \in S_i} n_j + 2 c \, \bar q_i,
+              \quad \alpha_{ij} \propto n_j (t_i - D_{ij})_+
+
+    and the number of clients outside :math:`S_i` does not matter. The support is found by going through the clients in
+    order of distance up to the first that fails: one sort a row.
+
+    The noise counts for at least a millionth of the largest distance, the accuracy of zeta. So clients with equal
+    gradients share by their samples even without any noise. If zeta is zero too, any lam will do.
 
     Args:
         zeta: (N, N) squared distances of the gradients.
         q: (N,) variance of each client's mean gradient.
         n: (N,) samples held by each client.
+        share: c, how much difference is worth sharing.
 
     Example:
-        >>> D, lam = noise(torch.tensor([[0.0, 3.0], [3.0, 0.0]]), q=torch.tensor([0.5, 1.0]), n=torch.tensor([4, 2]))
-        >>> D, round(lam, 6)
-        (tensor([[0.0000, 1.5000],
-                [1.5000, 0.0000]], dtype=torch.float64), 0.8)
+        >>> zeta = torch.tensor([[0.0, 2.5, 9.0], [2.5, 0.0, 9.0], [9.0, 9.0, 0.0]])
+        >>> D, lam = noise(zeta, q=torch.ones(3), n=torch.tensor([4, 4, 4]), share=0.5)
+        >>> D, lam
+        (tensor([[0.0000, 0.5000, 7.0000],
+                [0.5000, 0.0000, 7.0000],
+                [7.0000, 7.0000, 0.0000]], dtype=torch.float64), tensor([4., 4., 2.], dtype=torch.float64))
     """
     zeta, q, n = _estimates(zeta, q, n)
-    return _debias(zeta, q, 0), _lam(zeta, q, n)
+    D = _debias(zeta, q, 0)
+    return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
 
 def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
@@ -164,6 +178,7 @@ def weights(
     vc: Tensor | None = None,
     vc_weight: float | Literal["raw"] = 0.0,
     alpha_steps: int | None = None,
+    share: float = SHARE,
 ) -> Tensor:
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
 
@@ -179,6 +194,8 @@ def weights(
             of client j is h_j / mean(h), with h from `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which
             outweighs distances by orders of magnitude: all weight goes to the clients with the smallest models.
         alpha_steps: take this many steps of projected descent; None solves exactly.
+        share: c of the rule ``"noise"``: how much difference is worth sharing, in units of noise. With 0 every client
+            is alone; with inf all share alike, by their samples.
 
     Example:
         >>> zeta = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
@@ -188,7 +205,7 @@ def weights(
                 [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     parts = weights_by_rows(
-        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps
+        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps, share=share
     )
     alpha = torch.empty(zeta.shape, dtype=torch.float64, device=zeta.device)
     for rows, part in zip(_row_slices(*zeta.shape), parts, strict=True):
@@ -205,6 +222,7 @@ def weights_by_rows(
     vc: Tensor | None = None,
     vc_weight: float | Literal["raw"] = 0.0,
     alpha_steps: int | None = None,
+    share: float = SHARE,
 ) -> Iterator[Tensor]:
     """Yield the rows of `weights` in blocks (rows, N), for an alpha that is too large for memory.
 
@@ -223,7 +241,9 @@ def weights_by_rows(
     with_vc = vc is not None and (raw or vc_weight > 0)
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
-    lam = regularization if by_number else _lam(zeta, q, n)
+    if not share >= 0:
+        raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
+    own_noise = None if by_number else _own_noise(zeta, q, n)
     # Complexity is a property of the host j, so it adds the same cost to column j of every row.
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
@@ -233,16 +253,48 @@ def weights_by_rows(
         _finite("zeta", block, rows.start)
         c = (block if by_number else _debias(block, q, rows.start)) + extra
         if regularization == "level":
-            return _below(c, n, LEVEL * _noise_of_a_distance(zeta, q))
-        return solve(c, n, lam) if alpha_steps is None else descend(c, n, lam, alpha_steps)
+            return _below(c, n, torch.tensor(LEVEL * _noise_of_a_distance(zeta, q), dtype=torch.float64))
+        if by_number:
+            return solve(c, n, regularization) if alpha_steps is None else descend(c, n, regularization, alpha_steps)
+        if share == 0:
+            return torch.eye(len(n), dtype=torch.float64, device=n.device)[rows]
+        if share == math.inf:
+            return (n / _total(n)).expand(len(c), -1)
+        height, lam = _support(c, n, share, own_noise[rows])
+        return _below(c, n, height) if alpha_steps is None else descend(c, n, lam, alpha_steps)
 
     return map(part, _row_slices(*zeta.shape))
 
 
-def _lam(zeta: Tensor, q: Tensor, n: Tensor) -> float:
-    # Without noise lam would be 0 and the problem undefined. Differences below the resolution of zeta are noise too.
-    smallest = RESOLUTION * float(zeta.max()) * _total(n)
-    return NOISE * max(_total(n * q), smallest) or 1.0
+def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
+    """(N,) the noise against which the differences of each client are held: the mean of its own and a typical one."""
+    # Weighted by samples, or a few tiny clients, which are very noisy, would decide what everybody shares.
+    typical = _total(n * q) / _total(n)
+    # Without noise the problem would be undefined. Differences below the resolution of zeta are noise too.
+    return ((q + typical) / 2).clamp_min(RESOLUTION * float(zeta.max()) or 1.0)
+
+
+def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The level t (rows, 1), counted from the cheapest of each row, and lam (rows,) of the rule ``"noise"``.
+
+    Args:
+        c: (rows, N) costs.
+        noise: (rows,) the noise of each row's client.
+    """
+    c = c - c.amin(-1, keepdim=True)
+    # Equal costs are sorted by samples, so that no sum depends on how the clients are labelled.
+    by_samples = n.argsort(stable=True)
+    cost, order = c[:, by_samples].sort(dim=-1, stable=True)
+    samples = n[by_samples][order]
+    held = samples.cumsum(-1)
+    mean = (samples * cost).cumsum(-1) / held
+    room = 2 * share * noise[:, None]
+    # The cheapest always belongs: its cost is 0. After the first that does not, no other can.
+    last = (cost - mean < room).cumprod(-1).sum(-1, keepdim=True) - 1
+    height = mean.gather(-1, last) + room
+    # Those below the level are the support, whatever rounding did to clients of equal cost.
+    inside = (samples * (cost < height)).cumsum(-1)[:, -1]
+    return height, share * noise * inside
 
 
 def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
@@ -257,8 +309,12 @@ def _debias(zeta: Tensor, q: Tensor, first: int) -> Tensor:
     return D
 
 
-def _below(c: Tensor, n: Tensor, height: float) -> Tensor:
-    """Weights n_j (height - c_j)+, each row scaled to sum to one. Costs count from the cheapest of the row."""
+def _below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
+    """Weights n_j (height - c_j)+, each row scaled to sum to one. Costs count from the cheapest of the row.
+
+    Args:
+        height: () or (rows, 1) the level.
+    """
     # The cheapest costs 0 without VC terms; with them, counting from it keeps every row from being empty.
     alpha = n * (height - (c - c.amin(-1, keepdim=True))).clamp_min_(0)
     # A sum over sorted weights is the same for every labelling of the clients; a plain sum is not.

@@ -71,6 +71,7 @@ class Cost:
     bytes_down: float | None = None
     bytes_up: float | None = None
     skipped: float | None = None
+    macs: float | None = None
 
     @property
     def mb_sent(self) -> float:

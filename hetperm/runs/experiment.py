@@ -231,7 +231,7 @@ def _execute(
     with one_thread():
         # The algorithm is first, because its rivals get as many steps as its visits took.
         main = _train(setting, config.algorithm, training.default_steps(config), folder, saved, on_epoch)
-        steps = training.steps_taken(main.state) if config.steps is None else config.steps
+        steps = config.steps or training.steps_taken(main.state)
         result = _result(main, {}, folder)
         for name in config.baselines:
             if not (name in saved and saved[name].finished):

@@ -120,7 +120,7 @@ def _scores_of_seed(setting: Setting, points: Mapping[str, Sequence[Point]], on_
             pass  # a point that diverges loses
         else:
             accuracy = validation_accuracy(saved.history[-1])
-            if method == config.algorithm and config.steps is None:
+            if method == config.algorithm and not config.steps:
                 # Rivals get as many steps as the algorithm took. It is the first in `points`, so its steps are known.
                 steps = training.steps_taken(saved.state)
         yield {"method": method, **point, "val_accuracy": accuracy}

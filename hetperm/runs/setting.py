@@ -96,6 +96,12 @@ class Setting:
             return sum(p.numel() for p in self.shop.full.module.parameters())
         return complexity.num_params(self.shop.scalable, width)
 
+    def macs(self, width: float) -> int:
+        """The multiply-adds of the forward pass of one sample at this width."""
+        if self.shop.scalable is None:
+            return count(self.shop.full.module, _example(self.shop.full.module, self.clients[0]), batch_size=2).macs
+        return self.shop.scalable.cost(width, batch_size=2).macs
+
     def model_widths(self, name: str) -> list[float]:
         """(N,) the width of every client's personal model under a method."""
         method = METHODS[name]

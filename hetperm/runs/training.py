@@ -1,14 +1,17 @@
 """One method from beginning to end: its epochs, the scores of its models after each, and its checkpoints."""
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hetperm import mixing
+from hetperm.algorithms import perm
 from hetperm.algorithms.base import Algorithm
 from hetperm.config import Config
 from hetperm.engine import choice
@@ -52,12 +55,13 @@ class Trained:
 
 def default_steps(config: Config) -> int:
     """The steps of each client before PERM has run: those in the configuration, or those of PERM with all visits."""
-    return config.steps or (config.warmup_rounds + config.epochs * config.num_clients) * config.local_steps
+    rounds = perm.WARMUP_ROUNDS if config.warmup_rounds is None else config.warmup_rounds
+    return config.steps or (rounds + config.epochs * config.num_clients) * config.local_steps
 
 
 def steps_taken(state: State) -> int:
     """The steps per client that a method took, rounded up: the budget of its rivals."""
-    return -(-state.work.client_steps // len(state.v))
+    return math.ceil(state.work.client_steps / len(state.v))
 
 
 # Epochs
@@ -65,7 +69,9 @@ def steps_taken(state: State) -> int:
 
 def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
     """The algorithm of a method in a setting. Each client may compute ``steps`` mini-batch gradients."""
-    federation = Federation(setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep)
+    federation = Federation(
+        setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep, cache(setting.macs)
+    )
     return METHODS[name].make(federation, setting.start, options_for(name, setting.config, steps=steps))
 
 

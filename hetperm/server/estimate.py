@@ -25,16 +25,28 @@ class Reports:
         q: (N,) variance of each client's mean gradient; None if no client has enough samples to estimate it.
         n: (N,) samples of each client.
         work: the work of collecting the reports.
+        gradients: (N,) what clients sent, (d,) each.
+        probe: the common model at which the gradients were taken; None if there is none.
+        width: its width.
     """
 
     zeta: Tensor
     q: Tensor | None
     n: Tensor
     work: Work
+    gradients: Sequence[Tensor] = ()
+    probe: Params | None = None
+    width: float = 1.0
 
 
 def collect_reports(
-    federation: Federation, state: State, update: ReportGradient, *, compare: str = "probe", extraction: str = "static"
+    federation: Federation,
+    state: State,
+    update: ReportGradient,
+    *,
+    batch_size: int,
+    compare: str = "probe",
+    extraction: str = "static",
 ) -> Reports:
     """Ask all clients for their gradient at the global model; return the distances and the noise of the gradients.
 
@@ -42,6 +54,7 @@ def collect_reports(
         compare: "probe": all clients take their gradient at one common part of the global model, the one that the
             smallest of them can hold. "masked": each client at the part that it holds itself (the paper).
         extraction: which part a client holds, for "masked".
+        batch_size: samples of a step, in which the work is counted.
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
@@ -81,7 +94,10 @@ def collect_reports(
     down = sum(num_bytes(params) for params in models)
     up = down if update.sketch is None else sum(num_bytes({"sketch": report.gradient}) for report in reports)
     up += 16 * len(clients)  # the noise and n_i, 8 bytes each
-    return Reports(zeta, q, n, Work(rounds=1, bytes_down=down, bytes_up=up))
+    work = Work(rounds=1, bytes_down=down, bytes_up=up) + federation.work_of(tasks, batch_size)
+    common = compare == "probe" and update.sketch is None
+    gradients = [report.gradient for report in reports]
+    return Reports(zeta, q, n, work, gradients, models[0] if common else None, widths[0])
 
 
 def _in_whole_space(update: ReportGradient, part: Params, w: Params, index: Index) -> tuple[ReportGradient, Params]:

@@ -1,6 +1,6 @@
 """Federation: the clients, the engine that runs their tasks and the slicer that cuts models for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,11 @@ from hetperm.params import Keep, Params, check_finite
 from hetperm.randomness import seed_for
 from hetperm.server.slicer import Index, Slicer
 from hetperm.server.store import in_memory
+from hetperm.state import Work
+
+
+def _unknown(width: float) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Federation:
         seed: decides all randomness of the run.
         heads: names of the classifier's parameters, which have a row for every class; used if clients mask classes.
         keep: stores personal models between visits.
+        macs: width -> multiply-adds of the forward pass of a sample.
     """
 
     clients: Sequence[Client]
@@ -29,6 +35,7 @@ class Federation:
     seed: int = 0
     heads: tuple[str, ...] = ()
     keep: Keep = in_memory
+    macs: Callable[[float], float] = _unknown
 
     @property
     def order(self) -> list[int]:
@@ -43,12 +50,17 @@ class Federation:
         """(N,) the width of every personal model; see `own_widths`."""
         return own_widths(self.clients, personal_width)
 
-    def handed_out(self, extraction: str, round: int) -> list[Index]:
-        """(N,) the part of the global model that each client trains in a round of global training."""
+    def handed_out(self, extraction: str, round: int, widths: Sequence[float] | None = None) -> list[Index]:
+        """(N,) the part of the global model that each client trains in a round of global training.
+
+        Args:
+            widths: (N,) the width of every part; as much as each client can hold unless given.
+        """
+        widths = [client.width for client in self.clients] if widths is None else widths
         return [
             # By key, not by position: relabelled clients draw the same parts.
-            self.slicer.index(client.width, extraction, seed=self.seed, round=round, key=(client.key,))
-            for client in self.clients
+            self.slicer.index(width, extraction, seed=self.seed, round=round, key=(client.key,))
+            for client, width in zip(self.clients, widths, strict=True)
         ]
 
     def run(self, tasks: Sequence[Task]) -> list[Any]:
@@ -58,6 +70,17 @@ class Federation:
             if isinstance(outcome, Failure):
                 raise RuntimeError(f"{task.label}: {outcome.error}") from outcome.error
         return outcomes
+
+    def work_of(self, tasks: Iterable[Task], batch_size: int) -> Work:
+        """The steps and multiply-adds of tasks: every sample that a host runs counts, in mini-batches of its size."""
+        steps = macs = 0.0
+        for task in tasks:
+            n = self.clients[task.host].n_train
+            samples = task.update.samples(n)
+            widths = getattr(task.update, "trained_widths", None) or (task.width,)
+            steps += samples / min(batch_size, n)
+            macs += 3 * samples * sum(self.macs(width) for width in widths) / len(widths)
+        return Work(client_steps=steps, macs=macs)
 
     def train(self, tasks: Sequence[Task]) -> list[Any]:
         """Run tasks that return one model or several; raise an error if any of these is not finite."""
@@ -87,6 +110,12 @@ class Federation:
                 for i, (client, update, params) in enumerate(zip(self.clients, updates, models, strict=True))
             ]
         )
+
+    def work_at_home(self, updates: Sequence[Update], batch_size: int) -> Work:
+        """The steps and multiply-adds of `train_at_home`."""
+        clients = enumerate(zip(self.clients, updates, strict=True))
+        tasks = [Task(update, {}, host=i, seed=0, width=client.width) for i, (client, update) in clients]
+        return self.work_of(tasks, batch_size)
 
 
 def own_widths(clients: Sequence[Client], personal_width: str = "own") -> list[float]:

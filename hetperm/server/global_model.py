@@ -9,7 +9,8 @@ from hetperm.client import Client
 from hetperm.device.gradients import BatchGradient
 from hetperm.device.updates import Update
 from hetperm.engine.task import Task
-from hetperm.params import Params, check_finite, mixed, num_bytes, subtract
+from hetperm.params import Params, check_finite, mixed, num_bytes, step_size, subtract
+from hetperm.randomness import generator_for
 from hetperm.server.federation import Federation
 from hetperm.server.slicer import Index
 from hetperm.state import State, Work
@@ -17,15 +18,25 @@ from submodels import WHOLE, average
 
 
 def local_sgd_round(
-    federation: Federation, w: Params, updates: Sequence[Update], *, round: int, extraction: str = "static"
+    federation: Federation,
+    w: Params,
+    updates: Sequence[Update],
+    *,
+    batch_size: int,
+    round: int,
+    extraction: str = "static",
+    widths: Sequence[float] | None = None,
 ) -> tuple[Params, Work]:
     """The global model after a round in which every client takes K steps on its part and the server averages; the work.
 
     Args:
-        updates: (N,) what each client does with its part; each has an attribute `steps`.
+        updates: (N,) what each client does with its part.
+        batch_size: samples of a step, in which the work is counted.
         extraction: which part a client gets if it cannot hold all: "static", "random" or "rolling".
+        widths: (N,) the width of every client's part; as much as it can hold unless given.
     """
-    indices = federation.handed_out(extraction, round)
+    widths = [client.width for client in federation.clients] if widths is None else widths
+    indices = federation.handed_out(extraction, round, widths)
     # The seeds of `Federation.train_at_home`: all methods draw the same batches in a round.
     tasks = [
         Task(
@@ -33,20 +44,37 @@ def local_sgd_round(
             federation.slicer.cut(w, index),
             host=j,
             seed=federation.seed_for("global", round, client.key),
-            width=client.width,
+            width=widths[j],
             label=f"global round {round}: client {j}",
         )
         for j, (client, index, update) in enumerate(zip(federation.clients, indices, updates, strict=True))
     ]
     models = federation.train(tasks)
     moved = sum(num_bytes(params) for params in models)
-    steps = sum(update.steps for update in updates)  # logical work: the same on every engine
-    work = Work(rounds=1, client_steps=steps, bytes_down=moved, bytes_up=moved)
+    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size)
     return covered_mean(federation, w, models, indices), work
 
 
+def drawn_widths(federation: Federation, round: int) -> list[float]:
+    """(N,) the width that each client trains in a round of ordered training: one of those in use that it can hold."""
+    in_use = sorted({client.width for client in federation.clients})
+    drawn = []
+    for client in federation.clients:
+        fitting = [width for width in in_use if width <= client.width]
+        generator = generator_for(federation.seed, "width", round, client.key)
+        drawn.append(fitting[int(torch.randint(len(fitting), (), generator=generator))])
+    return drawn
+
+
 def gradient_step(
-    federation: Federation, state: State, update: BatchGradient, indices: Sequence[Index], *, lr: float
+    federation: Federation,
+    state: State,
+    update: BatchGradient,
+    indices: Sequence[Index],
+    *,
+    lr: float,
+    batch_size: int,
+    cap: float = 0.0,
 ) -> State:
     r"""The state after a step of w on the mean gradient, each coordinate averaged over the clients that hold it.
 
@@ -55,6 +83,8 @@ def gradient_step(
     Args:
         indices: (N,) the part of w that each client holds.
         lr: gamma.
+        batch_size: samples of a step, in which the work is counted.
+        cap: the step is at most this share of the length of w; 0 is no cap.
     """
     r, w = state.r, state.w
     parts = [federation.slicer.cut(w, index) for index in indices]
@@ -72,8 +102,9 @@ def gradient_step(
     gradients = federation.run(tasks)
     moved = sum(num_bytes(params) for params in parts)
     zero = {name: torch.zeros_like(x) for name, x in w.items()}  # the gradient of coordinates that nobody holds
-    w = subtract(w, covered_mean(federation, zero, gradients, indices), lr)
-    work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
+    mean = covered_mean(federation, zero, gradients, indices)
+    w = subtract(w, mean, step_size(lr, cap, list(w.values()), list(mean.values())))
+    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size)
     return replace(state, w=check_finite(w, f"global step {r}"), work=state.work + work)
 
 

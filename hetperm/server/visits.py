@@ -33,6 +33,7 @@ class Visiting:
     local_steps: int
     batch_size: int
     personal_lr: float
+    step_cap: float = 0.0
     step_rule: str = "max"
     participation: float = 1.0
     nested: str = "static"
@@ -86,22 +87,34 @@ def present(clients: Sequence[Client], participation: float, *, seed: int, r: in
     return [bool(draw < participation) for draw in draws]
 
 
-def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round], rule: Visiting) -> State:
-    """The state after all visits of one epoch: round by round, model i trains K steps at host j.
+def personal_epoch(
+    federation: Federation,
+    state: State,
+    rounds: Sequence[Round],
+    rule: Visiting,
+    *,
+    tour: int | None = None,
+    first: int = 0,
+) -> State:
+    """The state after some rounds of visits: round by round, model i trains K steps at host j.
 
     Args:
         rounds: lists of (i, j); within a round no model and no host appears twice.
+        tour: the tour that they belong to, in which a model visits every host once; the number of the epoch unless
+            given.
+        first: the number of the first round in its tour.
     """
+    tour = state.r if tour is None else tour
     v, clients, own = list(state.v), federation.clients, federation.own_widths(rule.personal_width)
     lr = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, rule.step_rule))
     is_present = present(clients, rule.participation, seed=federation.seed, r=state.r)
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
     work = Work(rounds=len(rounds))
-    for t, pairs in enumerate(rounds):
+    for t, pairs in enumerate(rounds, first):
         # The ring also schedules visits without weight. They would change nothing, so they are skipped.
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
         # An epoch has at most N rounds, so this number differs for all rounds of the run.
-        visits = _visits(federation, weighty, own, rule.nested, round=state.r * len(clients) + t)
+        visits = _visits(federation, weighty, own, rule.nested, round=tour * len(clients) + t)
         away = sum(not is_present[visit.j] for visit in visits)
         visits = [visit for visit in visits if is_present[visit.j]]
         # Every model appears once in a round, so all tasks can start from v as it is. Only a host that holds the
@@ -111,7 +124,7 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
                 _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
                 federation.slicer.cut(v[visit.i], visit.index),
                 host=visit.j,
-                seed=federation.seed_for("visit", state.r, clients[visit.i].key, clients[visit.j].key),
+                seed=federation.seed_for("visit", tour, clients[visit.i].key, clients[visit.j].key),
                 width=min(own[visit.i], clients[visit.j].width),
                 label=f"epoch {state.r}: model {visit.i} at host {visit.j}",
             )
@@ -122,8 +135,8 @@ def personal_epoch(federation: Federation, state: State, rounds: Sequence[Round]
             v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
         # A visit sends the part to the host and back again.
         moved = sum(num_bytes(part) for part in trained)
-        steps = rule.local_steps * len(visits)
-        work += Work(visits=len(visits), client_steps=steps, bytes_down=moved, bytes_up=moved, skipped=away)
+        work += Work(visits=len(visits), bytes_down=moved, bytes_up=moved, skipped=away)
+        work += federation.work_of(tasks, rule.batch_size)
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
     return replace(state, v=tuple(v), work=state.work + work)
@@ -152,8 +165,8 @@ def _pupils(federation: Federation, own: Sequence[float]) -> dict[float, tuple[f
 def _update(rule: Visiting, lr: float, pupils: tuple[float, ...]) -> Update:
     """The update of a visit: SGD, with distillation if the model has pupils."""
     if pupils:
-        return Distil(rule.local_steps, rule.batch_size, lr, pupils, rule.inplace_kd)
-    return Sgd(rule.local_steps, rule.batch_size, lr)
+        return Distil(rule.local_steps, rule.batch_size, lr, pupils, rule.inplace_kd, rule.step_cap)
+    return Sgd(rule.local_steps, rule.batch_size, lr, rule.step_cap)
 
 
 # The end of an epoch
