@@ -197,25 +197,7 @@ def test_no_step_leaves_uniform_weights():
     assert mixing.descend(torch.tensor([0.0, 9.0]), torch.tensor([1, 5]), 1.0, steps=0).tolist() == [0.5, 0.5]
 
 
-# Rules for lam
-
-
-def test_the_noise_rule_by_hand():
-    D, lam = mixing.noise(_double([[0.0, 5.0], [5.0, 0.0]]), _double([1.0, 2.0]), torch.tensor([10, 20]))
-    assert D.tolist() == [[0.0, 2.0], [2.0, 0.0]]
-    assert lam == pytest.approx(0.2 * 2 * (10 * 1 + 20 * 2) / 2)
-
-
-@settings(max_examples=40, deadline=None)
-@given(_reports(), st.sampled_from([0.0, 0.05, 1.0]))
-def test_the_noise_rule_with_complexity_is_that_of_the_reference(reports, vc_weight):
-    zeta, q, n, vc = reports
-    alpha = mixing.weights(zeta, q, n, vc=vc, vc_weight=vc_weight)
-    expected = perm_maths.weights(zeta.tolist(), q.tolist(), n.tolist(), vc.tolist(), vc_weight)
-    assert (alpha - _double(expected)).abs().max() <= 1e-9
-    D, lam = mixing.noise(zeta, q, n)
-    assert (D - _double(perm_maths.debias(zeta.tolist(), q.tolist()))).abs().max() <= 1e-12
-    assert lam == pytest.approx(perm_maths.noise_lam(q.tolist(), n.tolist()), rel=1e-12)
+# Rules for lam; the rule "noise" has a file of its own
 
 
 @settings(max_examples=40, deadline=None)

@@ -121,8 +121,9 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
               t_i = \sum_{j \in S_i} n_j D_{ij} \Big/ \sum_{j \in S_i} n_j + 2 c \, \bar q_i,
               \quad \alpha_{ij} \propto n_j (t_i - D_{ij})_+
 
-    and the number of clients outside :math:`S_i` does not matter. The support is found by going through the clients in
-    order of distance up to the first that fails: one sort a row.
+    and the clients outside :math:`S_i` do not matter, however many they are and however many samples they hold. Several
+    sets may fulfil this; :math:`S_i` is the smallest, which all others contain. It is found by going through clients in
+    order of distance up to the first whose distance is not below the level of those before it: one sort a row.
 
     The noise counts for at least a millionth of the largest distance, the accuracy of zeta. So clients with equal
     gradients share by their samples even without any noise. If zeta is zero too, any lam will do.
@@ -142,6 +143,7 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
                 [7.0000, 7.0000, 0.0000]], dtype=torch.float64), tensor([4., 4., 2.], dtype=torch.float64))
     """
     zeta, q, n = _estimates(zeta, q, n)
+    _check_share(share)
     D = _debias(zeta, q, 0)
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
@@ -241,8 +243,7 @@ def weights_by_rows(
     with_vc = vc is not None and (raw or vc_weight > 0)
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
-    if not share >= 0:
-        raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
+    _check_share(share)
     own_noise = None if by_number else _own_noise(zeta, q, n)
     # Complexity is a property of the host j, so it adds the same cost to column j of every row.
     h = complexity.term(vc, n) if with_vc else 0.0
@@ -257,7 +258,9 @@ def weights_by_rows(
         if by_number:
             return solve(c, n, regularization) if alpha_steps is None else descend(c, n, regularization, alpha_steps)
         if share == 0:
-            return torch.eye(len(n), dtype=torch.float64, device=n.device)[rows]
+            alone = torch.zeros_like(c)
+            alone.diagonal(rows.start).fill_(1)
+            return alone
         if share == math.inf:
             return (n / _total(n)).expand(len(c), -1)
         height, lam = _support(c, n, share, own_noise[rows])
@@ -270,8 +273,9 @@ def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
     """(N,) the noise against which the differences of each client are held: the mean of its own and a typical one."""
     # Weighted by samples, or a few tiny clients, which are very noisy, would decide what everybody shares.
     typical = _total(n * q) / _total(n)
-    # Without noise the problem would be undefined. Differences below the resolution of zeta are noise too.
-    return ((q + typical) / 2).clamp_min(RESOLUTION * float(zeta.max()) or 1.0)
+    # Differences below the resolution of zeta are noise too. Without any noise the problem would be undefined.
+    noise = ((q + typical) / 2).clamp_min(RESOLUTION * float(zeta.max()))
+    return torch.where(noise > 0, noise, 1.0)
 
 
 def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,12 +290,12 @@ def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor,
     by_samples = n.argsort(stable=True)
     cost, order = c[:, by_samples].sort(dim=-1, stable=True)
     samples = n[by_samples][order]
-    held = samples.cumsum(-1)
-    mean = (samples * cost).cumsum(-1) / held
-    room = 2 * share * noise[:, None]
-    # The cheapest always belongs: its cost is 0. After the first that does not, no other can.
-    last = (cost - mean < room).cumprod(-1).sum(-1, keepdim=True) - 1
-    height = mean.gather(-1, last) + room
+    # The level that the first k of a row have by themselves. It never falls, because costs are sorted.
+    levels = (samples * cost).cumsum(-1) / samples.cumsum(-1) + 2 * share * noise[:, None]
+    # The cheapest always belongs. All others must lie below the level of those before them: a client of many samples
+    # that counted too would raise the level to its own cost, and be let in at any distance.
+    last = (cost[:, 1:] < levels[:, :-1]).cumprod(-1).sum(-1, keepdim=True)
+    height = levels.gather(-1, last)
     # Those below the level are the support, whatever rounding did to clients of equal cost.
     inside = (samples * (cost < height)).cumsum(-1)[:, -1]
     return height, share * noise * inside
@@ -371,6 +375,11 @@ def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tenso
         j = int(wrong.nonzero()[0])
         raise ValueError(f"q[{j}] is {float(q[j])}; a variance is zero or more (discrepancy.fill_noise replaces nan)")
     return zeta, q, n
+
+
+def _check_share(share: float) -> None:
+    if not share >= 0:
+        raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
 
 
 def _finite(name: str, block: Tensor, first: int) -> None:

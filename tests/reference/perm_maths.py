@@ -3,6 +3,7 @@
 A vector is a list of floats, a matrix a list of rows.
 """
 
+import itertools
 import math
 
 
@@ -73,9 +74,52 @@ def debias(zeta, q):
     return [[0.0 if i == j else max(0.0, zeta[i][j] - q[i] - q[j]) for j in range(N)] for i in range(N)]
 
 
-def noise_lam(q, n):
-    N = len(q)
-    return 0.2 * N * (math.fsum(n[i] * q[i] for i in range(N)) / N)
+def own_noise(zeta, q, n):
+    """What client i holds differences against: the mean of its own noise and a typical one, at least a millionth."""
+    typical = math.fsum(a * b for a, b in zip(n, q, strict=True)) / math.fsum(n)
+    least = 1e-6 * max(max(row) for row in zeta)
+    return [max((q_i + typical) / 2, least) or 1.0 for q_i in q]
+
+
+def level_of(inside, cost, n, room):
+    """The level of a set of clients: the mean of their costs by samples, and what noise explains above it."""
+    return math.fsum(n[j] * cost[j] for j in inside) / math.fsum(n[j] for j in inside) + room
+
+
+def partners(cost, n, room):
+    """The partners of a client: beginning with the cheapest, whoever is below the level joins, until nobody does."""
+    inside = [j for j in range(len(n)) if cost[j] == min(cost)]
+    while True:
+        below = [j for j in range(len(n)) if cost[j] < level_of(inside, cost, n, room)]
+        if below == inside:
+            return inside
+        inside = below
+
+
+def consistent_sets(cost, n, room):
+    """Every set of clients that is the set of those below its own level, by trying all."""
+    sets = []
+    for size in range(1, len(n) + 1):
+        for inside in itertools.combinations(range(len(n)), size):
+            height = level_of(inside, cost, n, room)
+            if all((cost[j] < height) == (j in inside) for j in range(len(n))):
+                sets.append(set(inside))
+    return sets
+
+
+def noise_row(cost, n, room):
+    """A row of alpha by the rule "noise"."""
+    inside = partners(cost, n, room)
+    height = level_of(inside, cost, n, room)
+    row = [n[j] * (height - cost[j]) if j in inside else 0.0 for j in range(len(n))]
+    return [a / math.fsum(row) for a in row]
+
+
+def noise_lam(zeta, q, n, share, cost=None):
+    """(N,) the lam with which each row of the rule "noise" is the minimiser."""
+    cost, noise = cost or debias(zeta, q), own_noise(zeta, q, n)
+    sets = [partners(row, n, 2 * share * noise_i) for row, noise_i in zip(cost, noise, strict=True)]
+    return [share * noise_i * math.fsum(n[j] for j in inside) for noise_i, inside in zip(noise, sets, strict=True)]
 
 
 def complexity_cost(vc, n, q, vc_weight):
@@ -84,10 +128,11 @@ def complexity_cost(vc, n, q, vc_weight):
     return [vc_weight * 2 * (sum(q) / N) * h[j] / (sum(h) / N) for j in range(N)]
 
 
-def weights(zeta, q, n, vc, vc_weight):
+def weights(zeta, q, n, vc, vc_weight, share):
     """The rule "noise" with the complexity term."""
-    D, extra = debias(zeta, q), complexity_cost(vc, n, q, vc_weight)
-    return [solve([D_ij + e for D_ij, e in zip(row, extra, strict=True)], n, noise_lam(q, n)) for row in D]
+    extra, noise = complexity_cost(vc, n, q, vc_weight), own_noise(zeta, q, n)
+    cost = [[D_ij + e for D_ij, e in zip(row, extra, strict=True)] for row in debias(zeta, q)]
+    return [noise_row(row, n, 2 * share * noise_i) for row, noise_i in zip(cost, noise, strict=True)]
 
 
 def level(zeta, q, n):
