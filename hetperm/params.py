@@ -36,8 +36,8 @@ def mixed(*terms: tuple[Params, float]) -> Params:
 
 
 def subtract(w: Params, gradient: Params, lr: float) -> Params:
-    """The model after one gradient step of size ``lr``."""
-    return {name: x - lr * gradient[name] for name, x in w.items()}
+    """The model after one gradient step of size ``lr``; the model itself if that is 0, whatever the gradient."""
+    return {name: x - lr * gradient[name] for name, x in w.items()} if lr else w
 
 
 def step_size(lr: float, cap: float, model: Sequence[Tensor], gradient: Sequence[Tensor]) -> float:
@@ -58,11 +58,24 @@ def step_size(lr: float, cap: float, model: Sequence[Tensor], gradient: Sequence
     """
     if not cap:
         return lr
-    # In float64: the squares of large gradients overflow in float32.
-    length, slope = (float(torch.stack(torch._foreach_norm(x)).double().norm()) for x in (model, gradient))
+    length, slope = norm(model), norm(gradient)
     if not math.isfinite(slope):
         return 0.0
     return lr if slope * lr <= cap * length or length == 0 else cap * length / slope
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """The l2 norm of all tensors together.
+
+    Example:
+        >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
+        5.0
+    """
+    found = math.hypot(*torch.stack(torch._foreach_norm(tensors)).tolist())
+    if math.isfinite(found):
+        return found
+    # In float32 squares overflow long before numbers do.
+    return math.hypot(*torch.stack(torch._foreach_norm(tensors, 2, torch.float64)).tolist())
 
 
 def distance(a: Params, b: Params) -> Tensor:

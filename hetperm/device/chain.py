@@ -245,20 +245,31 @@ def _capped(
         parts: what `backward` yields.
         lr: (m, 1, 1) the step sizes without a cap.
     """
-    slope = length = 0.0  # (m,) squared lengths of gradients and models
-    for layer, below, error in parts:
-        weight = params[layer.weight]
-        # |E B^T|^2 is the sum of (E^T E) * (B^T B), which needs no matrix of the size of the weight.
-        slope = slope + (torch.bmm(error.mT, error) * torch.bmm(below.mT, below)).sum((1, 2), dtype=torch.float64)
-        length = length + torch.linalg.vector_norm(weight.flatten(1), dim=1).double().square()
-        if layer.bias:
-            slope = slope + error.sum(2).square().sum(1, dtype=torch.float64)
-            length = length + params[layer.bias].square().sum(1, dtype=torch.float64)
-    slope, length = (x.clamp_min(0).sqrt()[:, None, None] for x in (slope, length))
+    slope, length = _slope(parts), _length(params, [layer for layer, _, _ in parts])
+    if not slope.isfinite().all():  # in float32 squares overflow long before gradients do
+        slope = _slope([(layer, below.double(), error.double()) for layer, below, error in parts])
+    slope, length = slope[:, None, None], length[:, None, None]
     fits = (slope * lr <= cap * length) | (length == 0)
     rate = torch.where(fits, lr.double(), cap * length / slope).to(lr.dtype)
-    finite = slope.isfinite()
+    finite = slope.to(lr.dtype).isfinite()
     for layer, below, error in parts:
         if not finite.all():  # no step: not even 0 times what is not finite
             below, error = (torch.where(finite, x, 0.0) for x in (below, error))
         yield layer, below, error * torch.where(finite, rate, 0.0)
+
+
+def _slope(parts: Sequence[tuple[Layer, Tensor, Tensor]]) -> Tensor:
+    """(m,) the lengths of the gradients, in float64."""
+    total = 0.0
+    for layer, below, error in parts:
+        # |E B^T|^2 is the sum of (E^T E) * (B^T B), which needs no matrix of the size of the weight.
+        total = total + (torch.bmm(error.mT, error) * torch.bmm(below.mT, below)).sum((1, 2), dtype=torch.float64)
+        if layer.bias:
+            total = total + error.sum(2).square().sum(1, dtype=torch.float64)
+    return total.clamp_min(0).sqrt()  # rounding may leave less than zero
+
+
+def _length(params: Params, layers: Sequence[Layer]) -> Tensor:
+    """(m,) the lengths of the models, in float64."""
+    stacks = [params[name].flatten(1) for layer in layers for name in (layer.weight, layer.bias) if name]
+    return torch.stack([torch.linalg.vector_norm(stack, dim=1) for stack in stacks]).double().norm(dim=0)

@@ -74,9 +74,9 @@ class Batched:
         self._rest.close()
 
     def _shape(self, task: Task) -> tuple | None:
-        """The key that tasks of one stack share; None for a task other than SGD."""
+        """The key that tasks of one stack share; None for a task other than SGD on training data."""
         update = task.update
-        if not isinstance(update, Sgd):
+        if not isinstance(update, Sgd) or task.part != "train":
             return None
         # A host with fewer samples than a batch takes smaller batches, and these need a stack of their own.
         return task.width, update.steps, update.cap, min(update.batch_size, self.clients[task.host].n_train)
