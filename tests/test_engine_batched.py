@@ -50,6 +50,14 @@ def test_tasks_of_one_stack_may_have_step_sizes_of_their_own():
         assert all(torch.allclose(one[name], other[name], atol=1e-12) for name in one)
 
 
+def test_a_task_on_validation_data_is_not_trained_on_the_shard():
+    clients, shop = make_clients(FULL), make_shop(deep)
+    clients = [replace(client, val=clients[j - 1].train) for j, client in enumerate(clients)]
+    tasks = [replace(task, part="val") for task in tasks_for(clients, shop.full.take())]
+    for one, other in zip(Sequential(clients, shop).run(tasks), Batched(clients, shop).run(tasks), strict=True):
+        assert all(torch.allclose(one[name], other[name], atol=1e-12) for name in one)
+
+
 def test_models_of_a_batched_run_do_not_hold_each_other_in_memory():
     clients, shop = make_clients(FULL), make_shop(deep)
     for model in Batched(clients, shop).run(tasks_for(clients, shop.full.take())):

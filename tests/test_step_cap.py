@@ -267,6 +267,16 @@ def test_a_step_of_the_global_model_keeps_to_the_cap():
         torch.testing.assert_close(capped[name] - x, share * (free[name] - x), rtol=1e-9, atol=1e-12)
 
 
+def test_a_global_step_that_is_not_finite_is_no_step():
+    def broken(bench, params, shard, generator):
+        return {name: torch.full_like(x, math.nan) for name, x in params.items()}
+
+    broken.samples = lambda n: n
+    state = State(0, start(), ())
+    options = {"lr": 0.1, "batch_size": 4, "cap": CAP}
+    assert equal(gradient_step(make_federation(make_clients(FULL)), state, broken, [WHOLE] * 4, **options).w, start())
+
+
 def test_a_part_of_a_bench_takes_steps_that_are_capped_by_its_own_length():
     bench = make_shop().full
     bench.load(start())

@@ -172,9 +172,11 @@ class StepLosses:
 
     .. math:: L_{ce} = f_i(w - \eta_e d_c)
 
-    ``params["directions"]`` holds the directions (C, d). On validation data they are taken as they are. A client without
-    such data holds out one half of its shard at a time. Its own gradient, whose weights in the directions are
+    ``params["directions"]`` holds the directions (C, d). On validation data they are taken as they are. A client that
+    has none holds out one half of its shard at a time. Its own gradient, whose weights in the directions are
     ``params["own share"]`` (C,), is then that of the other half, so that no sample judges a step that it has made.
+
+    A loss that is not finite counts as inf. A client with too few samples to tell has no say: all its losses are 0.
 
     Attributes:
         etas: (E,) the step sizes.
@@ -196,26 +198,35 @@ class StepLosses:
         w = {name: params[name] for name in bench.names}
         directions = params[DIRECTIONS]
         order = torch.randperm(len(shard[1]), generator=generator)
+        drawn = order.tensor_split(2) if self.halves else [order[: self.most]]
+        pieces = [_at(bench, rows_of(shard, rows)) for rows in drawn]
+        if min(self._judges, *(len(y) for _, y in pieces)) < (2 if bench.norms else 1):
+            return torch.zeros(len(directions), len(self.etas), dtype=torch.float64)
         if not self.halves:
-            return self._losses(bench, w, directions, _at(bench, rows_of(shard, order[: self.most])))
-        pieces = [_at(bench, rows_of(shard, rows)) for rows in order.tensor_split(2)]
+            return self._losses(bench, w, directions, pieces[0])
         bench.load(w)
         gradients = [flat(bench.mean_gradient(*piece, self.chunk)) for piece in pieces]
-        sizes = [len(piece[1]) for piece in pieces]
+        sizes = [len(y) for _, y in pieces]
         mean = sum(g * (size / sum(sizes)) for g, size in zip(gradients, sizes, strict=True))
-        most = max(1, self.most // 2)
-        total = 0.0
-        for held_out, other in ((0, 1), (1, 0)):
-            without = directions + params[OWN_SHARE][:, None].to(directions) * (gradients[other] - mean)
-            x, y = pieces[held_out]
-            total = total + self._losses(bench, w, without, (x[:most], y[:most]))
-        return total / 2
+        own = params[OWN_SHARE][:, None].to(directions)
+        first, second = (
+            self._losses(bench, w, directions + own * (other - mean), held_out)
+            for held_out, other in zip(pieces, reversed(gradients), strict=True)
+        )
+        return (first + second) / 2
+
+    @property
+    def _judges(self) -> int:
+        """The largest number of samples that a loss is taken on at a time."""
+        return self.most // 2 if self.halves else self.most
 
     def samples(self, n: int) -> float:
         """The samples of all losses, which need no backward pass, and with ``halves`` those of a gradient of each."""
-        return self.most * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
+        judges = 2 * self._judges if self.halves else self._judges
+        return judges * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
 
     def _losses(self, bench: Workbench, w: Params, directions: Tensor, data: Shard) -> Tensor:
+        data = tuple(x[: self._judges] for x in data)
         table = torch.empty(len(directions), len(self.etas), dtype=torch.float64)
         with torch.no_grad():
             for c, direction in enumerate(directions):
@@ -223,7 +234,7 @@ class StepLosses:
                 for e, eta in enumerate(self.etas):
                     bench.load({name: x - eta * step[name] for name, x in w.items()})
                     table[c, e] = float(bench.value(*data))
-        return table
+        return torch.where(table.isfinite(), table, math.inf)
 
 
 def _at(bench: Workbench, data: Shard) -> Shard:

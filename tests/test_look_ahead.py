@@ -1,0 +1,348 @@
+"""The look ahead: losses after one step, who judges them, what is chosen and what it costs."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from engine_models import deep
+from federation import (
+    FULL,
+    IMAGE,
+    WIDTHS,
+    ResNet,
+    build,
+    engine_that_records,
+    equal,
+    generator,
+    linear,
+    make_clients,
+    make_federation,
+    make_shop,
+    part_of,
+    random,
+    scalable,
+    start,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from hetperm import mixing
+from hetperm.client import View
+from hetperm.device.bench import Workbench
+from hetperm.device.gradients import DIRECTIONS, OWN_SHARE, ReportGradient, StepLosses
+from hetperm.engine.choice import opened
+from hetperm.params import flat, unflatten
+from hetperm.server import look_ahead as module
+from hetperm.server.estimate import collect_reports
+from hetperm.server.federation import Federation
+from hetperm.server.look_ahead import SHARES, look_ahead
+from hetperm.server.slicer import Slicer
+from hetperm.state import State
+
+ETAS = (0.1, 0.4, 1.6)
+
+
+def literal(params, shard):
+    """(loss, flat gradient) of softmax regression."""
+    leaves = [p.clone().requires_grad_() for p in params.values()]
+    value = F.cross_entropy(shard[0] @ leaves[0].T + leaves[1], shard[1])
+    return float(value.detach()), flat(torch.autograd.grad(value, leaves))
+
+
+def rows(shard, taken):
+    return shard[0][taken], shard[1][taken]
+
+
+def stepped(params, direction, eta):
+    step = unflatten(direction, params)
+    return {name: x - eta * step[name] for name, x in params.items()}
+
+
+def asked(directions, own=None):
+    """What a client is handed."""
+    own = torch.zeros(len(directions), dtype=torch.float64) if own is None else own
+    return start(linear) | {DIRECTIONS: directions, OWN_SHARE: own}
+
+
+def shop():
+    return make_shop(linear, cut=False)
+
+
+# Losses after a step
+
+
+def test_by_hand():
+    """f(w) = (2w - 1)^2 / 2 over two samples, w = 1, direction 1: steps of 1/2 and 1 end at 0 and at 1/2."""
+    bench = Workbench(nn.Linear(1, 1, bias=False, dtype=torch.float64), F.mse_loss)
+    shard = torch.tensor([[2.0], [0.0]]).double(), torch.tensor([[1.0], [0.0]]).double()
+    params = {
+        "weight": torch.tensor([[1.0]]).double(),
+        DIRECTIONS: torch.tensor([[1.0], [0.0]]).double(),
+        OWN_SHARE: torch.zeros(2),
+    }
+    table = StepLosses((0.5, 1.0), most=2, candidates=2)(bench, params, shard, generator())
+    assert table.tolist() == [[0.0, 0.5], [0.5, 0.5]] and table.dtype == torch.float64
+
+
+def test_on_validation_data_directions_are_taken_as_they_are():
+    shard, directions = make_clients()[2].train, random((3, 18), seed=4)
+    update = StepLosses(ETAS, most=5, candidates=3)
+    table = update(shop().full, asked(directions, random((3,), seed=5)), shard, generator(1))
+    judges = rows(shard, torch.randperm(12, generator=generator(1))[:5])
+    for c, direction in enumerate(directions):
+        expected = [literal(stepped(start(linear), direction, eta), judges)[0] for eta in ETAS]
+        assert table[c].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "most"), [(12, 12), (12, 6), (11, 11), (2, 2), (3, 3)])
+def test_a_held_out_half_judges_steps_with_the_gradient_of_the_other_half(n, most):
+    shard = tuple(x[:n] for x in make_clients()[2].train)
+    whole = literal(start(linear), shard)[1]
+    others, own = random((2, 18), seed=4), torch.tensor([0.3, 1.0]).double()
+    table = StepLosses(ETAS, most=most, candidates=2, halves=True)(
+        shop().full, asked(others + own[:, None] * whole, own), shard, generator(1)
+    )
+    one, two = torch.randperm(n, generator=generator(1)).tensor_split(2)
+    expected = torch.zeros(2, len(ETAS), dtype=torch.float64)
+    for held_out, other in ((one, two), (two, one)):
+        gradient = literal(start(linear), rows(shard, other))[1]
+        for c in range(2):
+            for e, eta in enumerate(ETAS):
+                model = stepped(start(linear), others[c] + own[c] * gradient, eta)
+                expected[c, e] += literal(model, rows(shard, held_out[: most // 2]))[0] / 2
+    torch.testing.assert_close(table, expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 11))
+def test_no_sample_judges_a_step_that_it_has_made(seed, changed):
+    """Alone, a client steps along its own gradient: what a sample says of it must not depend on its own gradient."""
+    x, y = make_clients()[2].train
+    one, two = torch.randperm(12, generator=generator(seed)).tensor_split(2)
+    held_out = one if changed in one.tolist() else two
+    seen = []
+
+    class Recording(Workbench):
+        def load(self, params):
+            seen.append({name: p.clone() for name, p in params.items()})
+            super().load(params)
+
+    directions = []
+    for label in (int(y[changed]), (int(y[changed]) + 1) % 3):
+        labels = y.clone()
+        labels[changed] = label
+        seen.clear()
+        bench = Recording(build(linear), F.cross_entropy)
+        params = asked(literal(start(linear), (x, labels))[1][None], torch.ones(1).double())
+        StepLosses((1.0,), most=12, candidates=1, halves=True)(bench, params, (x, labels), generator(seed))
+        tried = seen[1:]  # the first is w itself
+        directions.append(tried[0] if held_out is one else tried[1])
+    for name in directions[0]:
+        torch.testing.assert_close(directions[0][name], directions[1][name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("halves", "n", "most"), [(False, 12, 7), (True, 12, 12), (True, 11, 11), (True, 9, 4)])
+def test_work_is_what_forwards_and_backwards_really_take(halves, n, most):
+    bench, forwards, gradients = shop().full, [], []
+    bench.module.register_forward_hook(
+        lambda layer, args, output: (gradients if torch.is_grad_enabled() else forwards).append(len(output))
+    )
+    shard = tuple(x[:n] for x in make_clients()[2].train)
+    update = StepLosses(ETAS, most=most, candidates=4, halves=halves, chunk=3)
+    update(bench, asked(random((4, 18), seed=1)), shard, generator())
+    assert sum(gradients) == (n if halves else 0)
+    assert update.samples(n) == pytest.approx(sum(forwards) / 3 + sum(gradients))
+
+
+def test_a_view_of_validation_data_in_another_precision_is_read_row_by_row():
+    (x, y), directions = make_clients()[2].train, random((2, 18), seed=4)
+    view, update = View((x, y), torch.arange(3, 11)), StepLosses(ETAS, most=5, candidates=2)
+    one = update(shop().full, asked(directions), view, generator(1))
+    assert torch.equal(one, update(shop().full, asked(directions), (x[3:11], y[3:11]), generator(1)))
+    single = update(shop().full, asked(directions), (x[3:11].float(), y[3:11]), generator(1))
+    torch.testing.assert_close(single, one, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_the_worst_there_is():
+    directions = torch.tensor([[0.0], [1e308]], dtype=torch.float64).expand(2, 18)
+    table = StepLosses((1.0, 1e9), 12, 2)(shop().full, asked(directions), make_clients()[2].train, generator())
+    assert table[0].isfinite().all() and table[1, 1] == math.inf
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_who_has_too_few_samples_to_tell_has_no_say(halves):
+    x, y = make_clients()[2].train
+    params = asked(random((2, 18), seed=4), torch.ones(2))
+    update = StepLosses(ETAS, most=1, candidates=2, halves=halves)
+    table = update(shop().full, params, (x[:1], y[:1]), generator())
+    assert table.isfinite().all() and table.any() != halves
+
+
+@pytest.mark.parametrize(("halves", "n"), [(False, 1), (True, 2), (True, 3), (True, 4), (False, 2)])
+def test_batch_norms_need_two_samples_to_judge(halves, n):
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    bench, (x, y) = make_shop(normed, cut=False).full, make_clients()[2].train
+    w = bench.take()
+    size = sum(p.numel() for p in w.values())
+    params = w | {DIRECTIONS: random((2, size), seed=4), OWN_SHARE: torch.ones(2)}
+    table = StepLosses(ETAS, most=n, candidates=2, halves=halves)(bench, params, (x[:n], y[:n]), generator())
+    assert table.isfinite().all() and bool(table.any()) == (n >= (4 if halves else 2))
+
+
+def test_the_model_is_left_alone():
+    params = asked(random((2, 18), seed=4), torch.ones(2))
+    before = {name: x.clone() for name, x in params.items()}
+    StepLosses(ETAS, 8, 2, halves=True)(shop().full, params, make_clients()[0].train, generator())
+    assert equal(params, before)
+
+
+# The choice
+
+
+def with_validation(clients, n=20):
+    """The clients with validation data by the labels of their own shards' nearest samples."""
+    out = []
+    for i, client in enumerate(clients):
+        x, y = client.train
+        fresh = random((n, *x.shape[1:]), seed=500 + i).to(x.dtype)
+        nearest = torch.cdist(fresh.flatten(1), x.flatten(1)).argmin(1)
+        out.append(replace(client, val=(fresh, y[nearest])))
+    return out
+
+
+def outlook(clients, *, federation=None, **options):
+    federation = federation or make_federation(clients)
+    reports = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
+    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
+    return look_ahead(
+        federation, reports, lambda share: weights(share=share), **{"lr": 0.4, "batch_size": 4, **options}
+    )
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(validated):
+    clients = with_validation(make_clients()) if validated else make_clients()
+    recording, tasks = engine_that_records()
+    federation = make_federation(clients, engine=recording)
+    reports = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
+    tasks.clear()
+    got = outlook(clients, federation=federation)
+    tasks = tasks[4:]  # the first four are reports
+    probe = part_of(start(), 0.25)
+    gradients = torch.stack(list(reports.gradients))
+    assert [task.host for task in tasks] == federation.order
+    assert {task.part for task in tasks} == {"val" if validated else "train"}
+    for k, task in enumerate(tasks):
+        assert task.width == 0.25 and equal({name: task.params[name] for name in probe}, probe)
+        for c, share in enumerate(SHARES):
+            row = mixing.weights(reports.zeta, reports.q, reports.n, share=share)[task.host]
+            expected = sum(float(row[j]) * gradients[j] for j in range(4))
+            torch.testing.assert_close(task.params[DIRECTIONS][c], expected, rtol=0, atol=1e-12)
+            assert task.params[OWN_SHARE][c] == row[task.host]
+        client, bench = clients[task.host], make_shop().at(0.25)
+        table = task.update(bench, task.params, client.data(task.part), torch.Generator().manual_seed(task.seed))
+        assert torch.equal(got.losses[:, k], table.amin(1))
+    assert got.shares == SHARES and got.losses.shape == (len(SHARES), 4)
+    assert got.chosen == int(got.losses.mean(1).argmin())
+
+
+def test_of_candidates_that_are_equally_good_the_one_that_shares_least_is_chosen():
+    table = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 1.0]])
+    assert module._best(table) == 1
+    assert module._best(torch.zeros(4, 3)) == 0
+    assert module._best(torch.tensor([[math.inf, 0.0], [5.0, 5.0]])) == 1
+
+
+def test_groups_share_among_themselves_and_clients_that_are_all_alike_with_all():
+    """Many samples of one teacher say the same; where labels are shifted, sharing with all would only harm."""
+
+    def federation_of(shifted):
+        teacher, clients = random((3, 5), seed=8), []
+        for i in range(6):
+            x, held_out = random((12, 5), seed=i), random((40, 5), seed=100 + i)
+            shift = i % 2 if shifted else 0
+            train, val = ((data, (4 * data @ teacher.T).argmax(1).add(shift) % 3) for data in (x, held_out))
+            clients.append(replace(make_clients(FULL)[0], train=train, val=val, key=i))
+        return clients
+
+    chosen = {shifted: outlook(federation_of(shifted)) for shifted in (False, True)}
+    reach = {}
+    for shifted, got in chosen.items():
+        federation = make_federation(federation_of(shifted))
+        reports = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
+        alpha = mixing.weights(reports.zeta, reports.q, reports.n, share=got.shares[got.chosen])
+        reach[shifted] = mixing.same_group_mass(alpha, [i % 2 for i in range(6)])
+    assert reach[True] > 0.9 and reach[False] < 0.7
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_relabelling_clients_changes_no_bit(validated):
+    clients, order = make_clients(), [2, 0, 3, 1]
+    clients = with_validation(clients) if validated else clients
+    one, other = outlook(clients), outlook([clients[i] for i in order])
+    assert torch.equal(one.losses, other.losses) and one.chosen == other.chosen and one.work == other.work
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_every_engine_finds_the_same(validated):
+    clients = make_clients(WIDTHS)
+    clients = with_validation(clients) if validated else clients
+    tables = []
+    for kind, workers in (("sequential", 1), ("threads", 2), ("processes", 2), ("batched", 1)):
+        with opened(kind, workers, clients, make_shop(deep)) as engine:
+            federation = Federation(clients, engine, Slicer(scalable(deep)), seed=3)
+            reports = collect_reports(federation, State(0, start(deep), ()), ReportGradient(3), batch_size=4)
+            weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
+            tables.append(look_ahead(federation, reports, lambda c, w=weights: w(share=c), lr=0.4, batch_size=4).losses)
+    assert torch.equal(tables[0], tables[1]) and torch.equal(tables[0], tables[2])
+    torch.testing.assert_close(tables[3], tables[0], rtol=1e-10, atol=1e-10)
+
+
+def test_a_client_of_one_sample_does_not_decide_for_all():
+    clients = make_clients(sizes=(9, 1, 12, 8))
+    got = outlook(clients)
+    assert got.losses.isfinite().all() and not got.losses[:, make_federation(clients).order.index(1)].any()
+    others = [k for k, i in enumerate(make_federation(clients).order) if i != 1]
+    assert got.chosen == int(got.losses[:, others].mean(1).argmin())
+
+
+def test_networks_with_batch_norms_look_ahead_too():
+    clients = make_clients((1.0, 0.5, 0.5, 0.25), shape=IMAGE, sizes=(9, 2, 3, 8))
+    federation = make_federation(clients, model=ResNet)
+    reports = collect_reports(federation, State(0, start(ResNet), ()), ReportGradient(3), batch_size=4)
+    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
+    got = look_ahead(federation, reports, lambda c: weights(share=c), lr=0.4, batch_size=4)
+    assert got.losses.isfinite().all()
+
+
+# What it costs
+
+
+def test_work_by_hand():
+    """Ten candidates at three step sizes on the 20 samples of each for validation, but no more than it trains on; the
+    probe has 27 numbers and a direction as many, of 8 bytes each; a sample costs a third of a gradient's.
+    """
+    clients = with_validation(make_clients())
+    work = outlook(clients).work
+    assert work.client_steps == pytest.approx(sum(n * 10 * 3 / 3 / 4 for n in (9, 7, 12, 8)))
+    assert work.bytes_down == 4 * (27 + 10 * 27) * 8 and work.bytes_up == 4 * 10 * 3 * 8 and work.rounds == 1
+
+
+def test_work_of_clients_without_validation_data_by_hand():
+    """Two halves of 4, 3, 6 and 4 samples judge; each also takes a gradient of its whole shard."""
+    work = outlook(make_clients()).work
+    halves = {9: 8, 7: 6, 12: 12, 8: 8}
+    assert work.client_steps == pytest.approx(sum((n + judges * 10) / 4 for n, judges in halves.items()))
+
+
+def test_no_more_clients_are_asked_than_suffice_whoever_comes_first(monkeypatch):
+    monkeypatch.setattr(module, "CLIENTS", 2)
+    clients, order = make_clients(), [2, 0, 3, 1]
+    one, other = outlook(clients), outlook([clients[i] for i in order])
+    assert one.losses.shape == (len(SHARES), 2) and torch.allclose(one.losses, other.losses, rtol=0, atol=1e-12)
