@@ -43,8 +43,11 @@ PERM = {
     "global_batch": 6,
     "warmup_rounds": 2,
     "noise_batches": 3,
+    "share": 0.5,
     "tail_average": 0.0,
 }
+# A budget of steps per client instead of rounds and epochs, as by default, so small that tours are cut in the middle.
+BUDGET = {"steps": 60, "warmup": "ordered", "warmup_rounds": None, "step_cap": 0.1, "alpha_every": 2, "epochs": 5}
 RIVAL = {"epochs": 2, "local_steps": 3, "batch_size": 4, "lr": 0.4, "tail_average": 0.0}
 ROUND_STEPS = 12  # what a rival may spend on rounds, unless a test says how much in all
 TUNE = {"fine_tune_steps": 5, "fine_tune_lr": 0.3}

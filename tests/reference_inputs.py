@@ -57,6 +57,10 @@ class Draw:
     def global_choices(self, i, r, count):
         return self.choices(self.generator("global", r, self.key(i)), i, count)
 
+    def width_choice(self, i, r, count):
+        """Which of the widths that it can hold client i trains in round r of an ordered warm-up."""
+        return int(torch.randint(count, (), generator=self.generator("width", r, self.key(i))))
+
     def tune_batches(self, i):
         return self.some(self.generator("fine-tune", self.key(i)), i, self.options.fine_tune_steps)
 
@@ -86,9 +90,9 @@ class Draw:
         draw = float(torch.rand((), generator=self.generator("present", r, self.key(j))))
         return draw < self.options.participation
 
-    def units(self, i, t):
+    def units(self, i, t, width=None):
         extractor = Random(seed_for(self.seed, "part", t, self.key(i)))
-        return kept(scalable().index(self.clients[i].width, extractor, round=t))
+        return kept(scalable().index(self.clients[i].width if width is None else width, extractor, round=t))
 
     def nested_units(self, i, j, t):
         inside = scalable().axis_map.counts(self.clients[i].width)

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import (
+    BUDGET,
     FULL,
     HEADS,
     LOOPS,
+    PERM,
     WIDTHS,
     in_one_table,
     make_clients,
@@ -54,6 +56,21 @@ CASES = {
     "distillation": {"inplace_kd": 0.7, "local_steps": 4},
     "distillation and mixing": {"inplace_kd": 0.7, "server_mix": "alpha"},
     "no warm-up": {"warmup_rounds": 0, "extraction": "rolling", "discrepancy": "masked"},
+}
+BUDGETS = {
+    "ordered": {},
+    "static": {"warmup": "static"},
+    "no cap": {"step_cap": 0.0, "alpha_every": 1},
+    "a hard cap": {"step_cap": 0.02, "personal_lr": 5.0, "global_lr": 5.0},
+    "random": {"extraction": "random", "nested": "random", "discrepancy": "masked"},
+    "rolling": {"extraction": "rolling", "nested": "rolling", "discrepancy": "masked", "alpha_every": 1},
+    "several tours an epoch": {"epochs": 2, "steps": 120, "warmup_rounds": 5},
+    "one epoch": {"epochs": 1, "tail_average": 1.0},
+    "participation": {"participation": 0.6},
+    "skip": {"nested": "skip"},
+    "ring": {"schedule": "ring", "step_rule": "paper", "personal_lr": 0.1},
+    "mix, tail and ball": {"server_mix": "alpha", "tail_average": 0.6, "projection": 0.3},
+    "tail": {"tail_average": 1.0},
 }
 TWO_STAGES = ("static", "rolling", "random", "server mix and tail", "final step", "participation", "distillation")
 
@@ -101,9 +118,25 @@ def test_in_these_cases_clients_learn_from_some_of_the_others_and_from_smaller_o
     for compare in ("probe", "masked"):
         alpha = make_method("perm", make_clients(), discrepancy=compare).begin().alpha
         smaller = [(i, j) for i in range(4) for j in range(4) if alpha[i, j] > 0 and WIDTHS[i] > WIDTHS[j]]
-        assert int((alpha > 0).sum()) == 13 and smaller == [(0, 1), (0, 3), (1, 3), (2, 3)]
+        assert int((alpha > 0).sum()) == 14 and smaller == [(0, 1), (0, 3), (1, 3), (2, 3)]
     options = in_one_table(perm_options(participation=0.6))
     assert 0 < sum(Draw(make_clients(), options).here(j, 0) for j in range(4)) < 4
+
+
+@functools.cache
+def budgeted(name):
+    return run(make_method(name, make_clients(), **BUDGET), BUDGET["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [*(("perm", case) for case in BUDGETS), *(("perm-two-stage", case) for case in ("ordered", "rolling", "tail"))],
+)
+def test_within_a_budget_of_steps_perm_equals_loops(name, case):
+    changes = BUDGET | BUDGETS[case]
+    state = assert_run(name, make_clients(), **changes)
+    assert 0.8 * changes["steps"] < state.work.client_steps / 4 <= changes["steps"] or case in ("skip", "ring")
+    assert case == "ordered" or not same(state, budgeted(name))
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -148,7 +181,7 @@ def warm(clients, draw, options):
 def weights_at(w, clients, draw, r):
     zeta = homogeneous.discrepancies(homogeneous.full_gradients(w, [client.train for client in clients]))
     q = [homogeneous.noise(w, client.train, draw.pieces(i, r)) for i, client in enumerate(clients)]
-    return homogeneous.mixing(zeta, q, [client.n_train for client in clients])
+    return homogeneous.mixing(zeta, q, [client.n_train for client in clients], PERM["share"])
 
 
 def shuffled_epoch(v, alpha, clients, draw, options, r):

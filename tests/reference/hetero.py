@@ -94,9 +94,22 @@ def moved(model, step, lr):
     return [x - lr * g for x, g in zip(model, step, strict=True)]
 
 
-def visit(model, units, shard, batches, lr):
+def length(model):
+    return math.sqrt(sum(float((x**2).sum()) for x in model))
+
+
+def cut(lr, cap, model, units, step):
+    """The step size that takes the part of a model no further than ``cap`` times its length; 0 is no cap."""
+    if not cap:
+        return lr
+    part = [m * x for m, x in zip(mask(units, model), model, strict=True)]
+    return min(lr, cap * length(part) / length(step))
+
+
+def visit(model, units, shard, batches, lr, cap=0.0):
     for batch in batches:
-        model = moved(model, gradient(model, units, shard, batch), lr)
+        step = gradient(model, units, shard, batch)
+        model = moved(model, step, cut(lr, cap, model, units, step))
     return model
 
 
@@ -178,7 +191,6 @@ def weights(zeta, q, n, vc, options):
     N, rule = len(n), options.regularization
     by_number = not isinstance(rule, str)
     cost = zeta if by_number else perm_maths.debias(zeta, q)
-    lam = rule if by_number else perm_maths.noise_lam(q, n)
     extra = [0.0] * N
     if vc is not None and options.vc_weight == "raw":
         extra = [math.sqrt(vc[j] / n[j]) for j in range(N)]
@@ -189,27 +201,36 @@ def weights(zeta, q, n, vc, options):
         height = sum(q) / N  # half the noise of a distance, above the cheapest
         rows = [[n[j] * max(height + min(row) - row[j], 0.0) for j in range(N)] for row in cost]
         return [[a / sum(row) for a in row] for row in rows]
+    lam = [rule] * N if by_number else perm_maths.noise_lam(zeta, q, n, options.share, cost)
     if options.alpha_steps is not None:
-        return [perm_maths.descend(row, n, lam, options.alpha_steps) for row in cost]
-    return [perm_maths.solve(row, n, lam) for row in cost]
+        return [perm_maths.descend(row, n, lam_i, options.alpha_steps) for row, lam_i in zip(cost, lam, strict=True)]
+    return [perm_maths.solve(row, n, lam_i) for row, lam_i in zip(cost, lam, strict=True)]
 
 
 # Algorithms
 
 
 def perm(shards, widths, w, options, draw, *, two_stages):
-    """Yields (w, alpha, v, tail) after the warm-up, after every epoch, and at last what is returned."""
-    N, sizes = len(shards), [len(w[1]), len(w[3])]
-    everybody = range(N)
+    """Yields (w, alpha, v, tail) after the warm-up, after every epoch, and at last what is returned.
+
+    With ``steps`` 0 an epoch is a tour: every visit that has weight, once. If not, as many rounds of visits are made,
+    tour after tour, as fit into an equal part of the steps that all clients together have left.
+    """
+    N, K, sizes = len(shards), options.local_steps, [len(w[1]), len(w[3])]
+    everybody, cap, steps = range(N), options.step_cap, options.steps * len(shards)
     own_width = widths if options.personal_width == "own" else [min(widths)] * N
     own = [first(width, sizes) for width in own_width]
     n = [len(y) for _, y, _ in shards]
+    batch = [min(options.batch_size, each) for each in n]
+    warmup_rounds = options.steps // (2 * K) if options.warmup_rounds is None else options.warmup_rounds
+    spent, tour, t = 0.0, 0, 0
 
-    def held(i, t):
+    def held(i, t, width=None):
         """The part of the global model that client i holds in round t."""
-        if options.extraction == "random" and widths[i] < 1:
-            return draw.units(i, t)
-        return first(widths[i], sizes) if options.extraction == "static" else window(widths[i], sizes, t)
+        width = widths[i] if width is None else width
+        if options.extraction == "random" and width < 1:
+            return draw.units(i, t, width)
+        return first(width, sizes) if options.extraction == "static" else window(width, sizes, t)
 
     def nested(i, j, t):
         """The part of model i that host j trains in round t; None: it does not."""
@@ -229,40 +250,73 @@ def perm(shards, widths, w, options, draw, *, two_stages):
         vc = None if len(set(W)) == 1 else [a * 3 * math.log2(a) for a in W]
         return weights(zeta, q, n, vc, options)
 
-    for r in range(options.warmup_rounds):
-        units = [held(i, r) for i in everybody]
-        trained = [visit(w, units[i], shards[i], draw.global_batches(i, r), options.global_lr) for i in everybody]
+    def travel(visits, r, tour, t):
+        """Round t of a tour, in epoch r; the steps it takes."""
+        taken = 0
+        for i, j in visits:
+            units = nested(i, j, tour * N + t)
+            if alpha[i][j] == 0 or units is None or not draw.here(j, r):
+                continue
+            scale = alpha[i][j] * N if options.step_rule == "paper" else alpha[i][j] / max(alpha[i])
+            lr, batches = options.personal_lr * scale, draw.visit_batches(i, j, tour)
+            narrower = [first(width, sizes) for width in sorted(set(widths)) if width < own_width[i]]
+            if options.inplace_kd and units == own[i] and narrower:
+                pupils = [narrower[k] for k in draw.visit_choices(i, j, tour, len(narrower))]
+                v[i] = distil(v[i], units, shards[j], batches, lr, pupils, options.inplace_kd)
+            else:
+                v[i] = visit(v[i], units, shards[j], batches, lr, cap)
+            taken += K
+        return taken
+
+    start = w
+    for r in range(warmup_rounds):
+        handed = widths
+        if options.warmup == "ordered":
+            smaller = [sorted({width for width in widths if width <= own}) for own in widths]
+            handed = [smaller[i][draw.width_choice(i, r, len(smaller[i]))] for i in everybody]
+        units = [held(i, r, handed[i]) for i in everybody]
+        trained = [visit(w, units[i], shards[i], draw.global_batches(i, r), options.global_lr, cap) for i in everybody]
         w = covered_mean(w, trained, units, [known for _, _, known in shards])
+        if options.projection is not None:
+            w = projected(w, start, first(1, sizes), options.projection)
+        spent += N * K
     centre, v, tail = w, [w] * N, []
     alpha = alpha_at(w, 0)
+    spent += sum(n[i] / batch[i] for i in everybody)
     yield w, alpha, v, None
     for r in range(options.epochs):
-        for t, visits in enumerate(draw.rounds(r, alpha)):
-            for i, j in visits:
-                units = nested(i, j, r * N + t)
-                if alpha[i][j] == 0 or units is None or not draw.here(j, r):
-                    continue
-                scale = alpha[i][j] * N if options.step_rule == "paper" else alpha[i][j] / max(alpha[i])
-                lr, batches = options.personal_lr * scale, draw.visit_batches(i, j, r)
-                narrower = [first(width, sizes) for width in sorted(set(widths)) if width < own_width[i]]
-                if options.inplace_kd and units == own[i] and narrower:
-                    pupils = [narrower[k] for k in draw.visit_choices(i, j, r, len(narrower))]
-                    v[i] = distil(v[i], units, shards[j], batches, lr, pupils, options.inplace_kd)
-                else:
-                    v[i] = visit(v[i], units, shards[j], batches, lr)
+        if not options.steps:
+            for k, visits in enumerate(draw.rounds(r, alpha)):
+                travel(visits, r, r, k)
+        else:
+            planned, allowed = spent, spent + (steps - spent) / (options.epochs - r)
+            rounds = draw.rounds(tour, alpha)
+            while planned + K * len(rounds[t]) <= allowed:
+                planned += K * len(rounds[t])
+                spent += travel(rounds[t], r, tour, t)
+                t += 1
+                if t == len(rounds):
+                    tour, t = tour + 1, 0
+                    rounds = draw.rounds(tour, alpha)
         if options.projection is not None:
             v = [projected(v[i], centre, own[i], options.projection) for i in everybody]
         if options.tail_average and r >= options.epochs - math.ceil(options.tail_average * options.epochs):
             tail.append(v)
+            v = list(v)
         if options.server_mix == "alpha" and r < options.epochs - 1:
             v = [mixed(i, v, own, alpha[i]) for i in everybody]
-        if not two_stages:
-            units = [held(i, options.warmup_rounds + r) for i in everybody]
+        last = options.steps and r + 1 == options.epochs  # weights that nobody would use are not estimated
+        if not two_stages and (r + 1) % options.alpha_every == 0 and not last:
+            units = [held(i, warmup_rounds + r) for i in everybody]
             found = [gradient(w, units[i], shards[i], draw.large_batch(i, r)) for i in everybody]
             nothing = [torch.zeros_like(x) for x in w]
             step = covered_mean(nothing, found, units, [known for _, _, known in shards])
-            w = moved(w, step, options.global_lr)
+            w = moved(w, step, cut(options.global_lr, cap, w, first(1, sizes), step))
+            if options.projection is not None:
+                w = projected(w, centre, first(1, sizes), options.projection)
             alpha = alpha_at(w, r + 1)
+            spent += sum((n[i] + min(options.global_batch, n[i])) / batch[i] for i in everybody)
+            tour, t = tour + 1, 0
         mean = [[sum(each[i][k] for each in tail) / len(tail) for k in range(6)] for i in everybody] if tail else None
         yield w, alpha, list(v), mean
     if options.final_lr is not None:

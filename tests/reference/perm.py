@@ -58,20 +58,19 @@ def noise(w, shard, pieces):
     return sum(share * square for share, square in zip(shares, squares, strict=True)) / (len(pieces) - 1)
 
 
-def mixing(zeta, q, n):
-    """Noise-aware weights: the paper's objective on D, lambda = 0.2 N mean(n q), by bisection on the water level."""
-    N = len(n)
-    lam = 0.2 * N * sum(a * b for a, b in zip(n, q, strict=True)) / N
-    alpha = torch.zeros(N, N, dtype=torch.float64)
+def mixing(zeta, q, n, share):
+    """Noise-aware weights: alpha_ij proportional to n_j (t_i - D_ij)+; whoever is below the level t_i raises it."""
+    N, alpha = len(n), torch.zeros(len(n), len(n), dtype=torch.float64)
+    typical = sum(a * b for a, b in zip(n, q, strict=True)) / sum(n)
     for i in range(N):
         cost = [0.0 if i == j else max(0.0, zeta[i][j] - q[i] - q[j]) for j in range(N)]
-        low, high = min(cost), max(cost) + 2 * lam / min(n)
-        for _ in range(200):
-            tau = (low + high) / 2
-            mass = sum(n[j] / (2 * lam) * max(0.0, tau - cost[j]) for j in range(N))
-            low, high = (tau, high) if mass < 1 else (low, tau)
+        room, level, before = share * (q[i] + typical), 0.0, None
+        while level != before:
+            before, inside = level, [j for j in range(N) if cost[j] < level] or [i]
+            level = sum(n[j] * cost[j] for j in inside) / sum(n[j] for j in inside) + room
+        total = sum(n[j] * max(0.0, level - cost[j]) for j in range(N))
         for j in range(N):
-            alpha[i, j] = n[j] / (2 * lam) * max(0.0, low - cost[j])
+            alpha[i, j] = n[j] * max(0.0, level - cost[j]) / total
     return alpha
 
 
