@@ -91,7 +91,7 @@ def test_a_narrower_bench_holds_the_static_part_and_its_steps_come_back():
     narrow, index = bench.narrower(0.5)
     assert narrow.width == 0.5 and narrow.classes is bench.classes and equal(narrow.take(), part_of(start(), 0.5))
     ones = tuple(torch.ones_like(p) for p in narrow.take().values())
-    bench.descend_part(index, ones, 0.5)
+    bench.descend_part(narrow, index, ones, 0.5, 0.0)
     for name, x in bench.take().items():
         torch.testing.assert_close(x, start()[name] - 0.5 * index.mask(name), rtol=0, atol=0)
 

@@ -96,7 +96,7 @@ def test_models_that_draw_random_numbers_give_the_same_numbers_in_any_order_and_
 
     def trained(engine):
         federation = make_federation(clients, model=Jittery, engine=engine)
-        return local_sgd_round(federation, start(Jittery), updates, round=0)[0]
+        return local_sgd_round(federation, start(Jittery), updates, batch_size=4, round=0)[0]
 
     one = trained(Sequential)
     assert equal(one, trained(Reversing))

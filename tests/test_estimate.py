@@ -63,7 +63,9 @@ def test_masked_discrepancies_are_those_of_embedded_gradients(sketch):
     clients = make_clients()
     federation = make_federation(clients)
     update = ReportGradient(3, sketch=sketch)
-    reports = collect_reports(federation, State(1, start(), ()), update, compare="masked", extraction="random")
+    reports = collect_reports(
+        federation, State(1, start(), ()), update, batch_size=4, compare="masked", extraction="random"
+    )
     gradients = []
     for client, shard in zip(clients, as_shards(clients), strict=True):
         index = federation.slicer.index(client.width, "random", seed=SEED, round=1, key=(client.key,))
@@ -76,7 +78,9 @@ def test_masked_discrepancies_are_those_of_embedded_gradients(sketch):
 def test_the_probe_is_the_part_that_the_smallest_client_can_hold():
     recording, tasks = engine_that_records()
     clients = make_clients((1.0, 0.5, 0.5, 0.25))
-    reports = collect_reports(make_federation(clients, engine=recording), State(0, start(), ()), ReportGradient(3))
+    reports = collect_reports(
+        make_federation(clients, engine=recording), State(0, start(), ()), ReportGradient(3), batch_size=4
+    )
     assert [task.width for task in tasks] == [0.25] * 4
     units = hetero.first(0.25, HIDDEN)
     gradients = [flat(hetero.gradient(as_list(start()), units, shard)) for shard in as_shards(clients)]
@@ -86,17 +90,19 @@ def test_the_probe_is_the_part_that_the_smallest_client_can_hold():
 
 
 def test_bytes_of_reports_by_hand():
-    """The probe has 10 + 2 + 4 + 2 + 6 + 3 numbers of 8 bytes; noise and n_i are 16 bytes a client."""
+    """The probe has 10 + 2 + 4 + 2 + 6 + 3 numbers of 8 bytes; noise and n_i are 16 bytes a client; 36 samples."""
     federation = make_federation(make_clients())
-    plain = collect_reports(federation, State(0, start(), ()), ReportGradient(3))
-    sketched = collect_reports(federation, State(0, start(), ()), ReportGradient(3, sketch=16))
-    assert plain.work == Work(rounds=1, bytes_down=4 * 27 * 8, bytes_up=4 * (27 * 8 + 16))
-    assert sketched.work == Work(rounds=1, bytes_down=4 * 27 * 8, bytes_up=4 * (16 * 8 + 16))
+    plain = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
+    sketched = collect_reports(federation, State(0, start(), ()), ReportGradient(3, sketch=16), batch_size=4)
+    assert plain.work == Work(rounds=1, client_steps=36 / 4, bytes_down=4 * 27 * 8, bytes_up=4 * (27 * 8 + 16))
+    assert sketched.work == Work(rounds=1, client_steps=36 / 4, bytes_down=4 * 27 * 8, bytes_up=4 * (16 * 8 + 16))
 
 
 def test_the_noise_of_a_client_of_one_sample_is_that_of_others_and_unknown_if_nobody_has_two():
     reports = [
-        collect_reports(make_federation(make_clients(FULL, sizes=sizes)), State(0, start(), ()), ReportGradient(3))
+        collect_reports(
+            make_federation(make_clients(FULL, sizes=sizes)), State(0, start(), ()), ReportGradient(3), batch_size=4
+        )
         for sizes in ((9, 1, 12, 8), (1, 1, 1, 1))
     ]
     assert reports[0].q.isfinite().all() and (reports[0].q > 0).all() and reports[1].q is None
@@ -104,13 +110,15 @@ def test_the_noise_of_a_client_of_one_sample_is_that_of_others_and_unknown_if_no
 
 def test_an_unknown_comparison_is_refused_by_name():
     with pytest.raises(ValueError, match="unknown discrepancy 'cosine'; use 'probe' or 'masked'"):
-        collect_reports(make_federation(make_clients()), State(0, start(), ()), ReportGradient(3), compare="cosine")
+        collect_reports(
+            make_federation(make_clients()), State(0, start(), ()), ReportGradient(3), batch_size=4, compare="cosine"
+        )
 
 
 def test_a_gradient_that_is_not_finite_is_named_with_epoch_and_client():
     w = start() | {"4.bias": torch.full((CLASSES,), float("inf"), dtype=torch.float64)}
     with pytest.raises(NotFinite, match=r"^epoch 3: client 0: the gradient is not finite"):
-        collect_reports(make_federation(make_clients()), State(3, w, ()), ReportGradient(3))
+        collect_reports(make_federation(make_clients()), State(3, w, ()), ReportGradient(3), batch_size=4)
 
 
 # Complexity in the weights

@@ -1,13 +1,17 @@
 """Federation: seeds, widths, parts that are handed out, and tasks that fail."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from federation import WIDTHS, engine_that_records, equal, make_clients, make_federation, part_of, start
 
-from hetperm.device.updates import Sgd
+from hetperm.device.gradients import MeanLoss
+from hetperm.device.updates import Ordered, Sgd
 from hetperm.engine.task import Task
 from hetperm.params import NotFinite
 from hetperm.randomness import seed_for
+from hetperm.state import Work
 from submodels import WHOLE
 
 
@@ -44,6 +48,20 @@ def test_training_at_home_draws_from_the_stream_of_round_and_key():
     assert all(
         model.keys() == part.keys() and not equal(model, part) for model, part in zip(trained, models, strict=True)
     )
+
+
+def test_work_counts_mini_batches_of_a_host_and_the_multiply_adds_of_the_widths_that_are_trained():
+    """Hosts of 9 and 2 samples, batches of 4: five steps of each; at width w a forward pass takes 100 w, a gradient 3
+    times that. A loss of the whole shard counts as a third of a gradient.
+    """
+    federation = replace(make_federation(make_clients((1.0, 0.5), sizes=(9, 2))), macs=lambda width: 100 * width)
+    at = [{"params": {}, "host": host, "seed": 0, "width": width} for host, width in ((0, 1.0), (1, 0.5))]
+    work = federation.work_of([Task(Sgd(5, 4, 0.1), **place) for place in at], 4)
+    assert work == Work(client_steps=5 + 5, macs=3 * (5 * 4 * 100 + 5 * 2 * 50))
+    work = federation.work_of([Task(MeanLoss(), **place) for place in at], 4)
+    assert work.client_steps == pytest.approx(9 / 4 / 3 + 2 / 2 / 3) and work.macs == pytest.approx(9 * 100 + 2 * 50)
+    assert federation.work_of([Task(Ordered(5, 4, 0.1, (0.5, 1.0)), **at[0])], 4).macs == 3 * 5 * 4 * 75
+    assert federation.work_at_home([Sgd(5, 4, 0.1)] * 2, 4) == Work(client_steps=10, macs=3 * (2000 + 500))
 
 
 def fail(bench, params, shard, generator):

@@ -6,6 +6,7 @@ from federation import (
     FULL,
     HEADS,
     NAMES,
+    engine_that_records,
     equal,
     make_clients,
     make_federation,
@@ -20,7 +21,7 @@ from torch import nn
 from hetperm.device.gradients import BatchGradient
 from hetperm.device.updates import Sgd
 from hetperm.params import NotFinite
-from hetperm.server.global_model import covered_mean, gradient_step, local_sgd_round, mean_model
+from hetperm.server.global_model import covered_mean, drawn_widths, gradient_step, local_sgd_round, mean_model
 from hetperm.state import State, Work
 from submodels import WHOLE
 
@@ -31,8 +32,8 @@ SGD = [Sgd(steps=2, batch_size=4, lr=0.3)] * 4
 def test_coordinates_that_nobody_holds_keep_their_value(extraction):
     federation = make_federation(make_clients((0.5, 0.25, 0.25, 0.5)))
     indices = federation.handed_out(extraction, 2)
-    after, _ = local_sgd_round(federation, start(), SGD, round=2, extraction=extraction)
-    stepped = gradient_step(federation, State(2, start(), ()), BatchGradient(4), indices, lr=0.3).w
+    after, _ = local_sgd_round(federation, start(), SGD, batch_size=4, round=2, extraction=extraction)
+    stepped = gradient_step(federation, State(2, start(), ()), BatchGradient(4), indices, lr=0.3, batch_size=4).w
     for name, old in start().items():
         covered = torch.stack([index.mask(name) for index in indices]).any(0)
         assert torch.equal(after[name] != old, covered) and torch.equal(stepped[name] != old, covered)
@@ -62,22 +63,44 @@ def test_the_plain_mean_counts_every_client_alike_and_sums_in_the_order_of_keys(
 
 
 def test_work_of_a_round_and_of_a_step_by_hand():
-    """Models of 123 and of 51 numbers, 8 bytes each, there and back."""
+    """Models of 123 and of 51 numbers, 8 bytes each, there and back; a batch of six is one and a half of four."""
     federation = make_federation(make_clients((1.0, 0.5)))
     moved = 8 * (123 + 51)
-    _, work = local_sgd_round(federation, start(), SGD[:2], round=0)
+    _, work = local_sgd_round(federation, start(), SGD[:2], batch_size=4, round=0)
     assert work == Work(rounds=1, client_steps=4, bytes_down=moved, bytes_up=moved)
     indices = federation.handed_out("static", 0)
-    state = gradient_step(federation, State(0, start(), ()), BatchGradient(4), indices, lr=0.1)
-    assert state.work == Work(rounds=1, bytes_down=moved, bytes_up=moved)
+    state = gradient_step(federation, State(0, start(), ()), BatchGradient(6), indices, lr=0.1, batch_size=4)
+    assert state.work == Work(rounds=1, client_steps=3, bytes_down=moved, bytes_up=moved)
 
 
 def test_a_step_or_round_that_goes_astray_says_where():
     federation = make_federation(make_clients(FULL))
     with pytest.raises(NotFinite, match=r"^global step 2: .* is not finite"):
-        gradient_step(federation, State(2, start(), ()), BatchGradient(4), [WHOLE] * 4, lr=float("inf"))
+        gradient_step(federation, State(2, start(), ()), BatchGradient(4), [WHOLE] * 4, lr=float("inf"), batch_size=4)
     with pytest.raises(NotFinite, match=r"^global round 5: client 0: .* is not finite"):
-        local_sgd_round(federation, start(), [Sgd(2, 4, float("inf"))] * 4, round=5)
+        local_sgd_round(federation, start(), [Sgd(2, 4, float("inf"))] * 4, batch_size=4, round=5)
+
+
+# Ordered training
+
+
+def test_the_width_that_a_client_trains_is_drawn_by_key_and_round_from_those_it_can_hold():
+    clients, order = make_clients(), [2, 0, 3, 1]
+    drawn = [drawn_widths(make_federation(clients), round) for round in range(60)]
+    for i, client in enumerate(clients):
+        fitting = [width for width in (0.25, 0.5, 1.0) if width <= client.width]
+        counts = [[widths[i] for widths in drawn].count(width) for width in fitting]
+        assert sum(counts) == 60 and min(counts) >= 60 / len(fitting) / 2
+    relabelled = make_federation([clients[i] for i in order])
+    assert [drawn_widths(relabelled, round) for round in range(60)] == [[widths[i] for i in order] for widths in drawn]
+
+
+def test_a_round_of_given_widths_trains_the_parts_of_these_widths():
+    recording, tasks = engine_that_records()
+    federation, widths = make_federation(make_clients(), engine=recording), [0.25, 0.5, 0.25, 0.25]
+    after, work = local_sgd_round(federation, start(), SGD, batch_size=4, round=0, widths=widths)
+    assert [task.width for task in tasks] == widths and work.bytes_up == 8 * (3 * 27 + 51)
+    assert all(torch.equal(after[name] != x, federation.slicer.index(0.5).mask(name)) for name, x in start().items())
 
 
 # Masked classes
@@ -85,7 +108,7 @@ def test_a_step_or_round_that_goes_astray_says_where():
 
 def test_clients_vote_only_on_the_classes_they_hold():
     federation = make_federation(with_classes(make_clients(), [[0]] * 4), heads=HEADS)
-    after, _ = local_sgd_round(federation, start(), SGD, round=0)
+    after, _ = local_sgd_round(federation, start(), SGD, batch_size=4, round=0)
     for name in HEADS:
         assert torch.equal(after[name][1:], start()[name][1:])
 
@@ -128,5 +151,5 @@ def test_a_classifier_that_is_not_trained_needs_no_votes():
 
     clients = with_classes(make_clients(), [[0, 1], [0, 2], [0, 2], [0, 1]])
     federation = make_federation(clients, model=headless, heads=HEADS)
-    after, _ = local_sgd_round(federation, start(headless), SGD, round=0)
+    after, _ = local_sgd_round(federation, start(headless), SGD, batch_size=4, round=0)
     assert list(after) == list(NAMES[:4])

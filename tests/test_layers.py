@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "config": "advice checks",
     "profile": "advice checks config randomness",
     "mixing": "randomness",
-    "device": "mixing params",
+    "device": "mixing params client",
     "engine": "device params client",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
     "server": "engine.task device mixing params state client randomness",

@@ -89,7 +89,8 @@ def test_work_counts_what_a_deployment_would_pay():
     algorithm = regression("perm-two-stage", make_clients(FULL), final_lr=0.1)
     state = algorithm.begin()
     model = 15 * 8
-    assert state.work.client_steps == 2 * 4 * 3
+    reports = (9 + 7 + 12 + 8) / 4  # the shards, in mini-batches
+    assert state.work.client_steps == 2 * 4 * 3 + reports
     assert state.work.bytes_down == 2 * 4 * model + 4 * model  # two warm-up rounds, one broadcast for the gradients
     assert state.work.bytes_up == 2 * 4 * model + 4 * (model + 16)  # a gradient, its noise and n_i from each
     after = algorithm.epoch(state)
@@ -98,7 +99,8 @@ def test_work_counts_what_a_deployment_would_pay():
     assert after.work.bytes_down - state.work.bytes_down == visits * model
     assert after.work.bytes_up - state.work.bytes_up == visits * model
     done = algorithm.finish(after)
-    assert done.work.visits == 2 * visits and done.work.client_steps == after.work.client_steps
+    full = sum(client.n_train / 4 * int((state.alpha[:, j] > 0).sum()) for j, client in enumerate(make_clients(FULL)))
+    assert done.work.visits == 2 * visits and done.work.client_steps - after.work.client_steps == full
     assert done.work.bytes_down - after.work.bytes_down == visits * model
     assert done.work.bytes_up - after.work.bytes_up == visits * model
 
@@ -109,3 +111,5 @@ def test_an_epoch_of_the_single_loop_pays_for_a_step_and_new_reports_too():
     after, model, visits = algorithm.epoch(state), 15 * 8, int((state.alpha > 0).sum())
     assert after.work.bytes_down - state.work.bytes_down == (visits + 4 + 4) * model
     assert after.work.bytes_up - state.work.bytes_up == (visits + 4) * model + 4 * (model + 16)
+    step, reports = 4 * 6 / 4, (9 + 7 + 12 + 8) / 4
+    assert after.work.client_steps - state.work.client_steps == 3 * visits + step + reports
