@@ -74,8 +74,9 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
             for i in range(N)
             for c, model in enumerate(models)
         ]
-        # A cluster whose loss is nan is never chosen; it is an error only if a client is left without any.
-        losses = torch.stack(federation.run(tasks)).reshape(N, len(models)).nan_to_num(nan=math.inf)
+        # A cluster whose loss is not finite is never chosen; it is an error only if a client is left without any.
+        losses = torch.stack(federation.run(tasks)).reshape(N, len(models))
+        losses = losses.where(losses.isfinite(), math.inf)
         for i in range(N):
             if not losses[i].isfinite().any():
                 raise NotFinite(

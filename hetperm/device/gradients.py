@@ -172,8 +172,8 @@ class StepLosses:
 
     .. math:: L_{ce} = f_i(w - \eta_e d_c)
 
-    ``params["directions"]`` holds the directions (C, d). On validation data they are taken as they are. A client without
-    such data holds out one half of its shard at a time. Its own gradient, whose weights in the directions are
+    ``params["directions"]`` holds the directions (C, d). On validation data they are taken as they are. A client
+    without such data holds out one half of its shard at a time. Its own gradient, whose weights in the directions are
     ``params["own share"]`` (C,), is then that of the other half, so that no sample judges a step that it has made.
 
     Attributes:

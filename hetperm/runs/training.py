@@ -26,6 +26,8 @@ from hetperm.server.federation import Federation
 from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
 
+DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -39,6 +41,8 @@ class Trained:
         seconds: time of training, including the time before the run was resumed.
         seconds_before_resume: the part of `seconds` before the run was resumed.
         trained_here: whether this process trained any epoch of it; otherwise all came from a checkpoint.
+        diverged: when it went non-finite, such as "diverged at epoch 3"; empty if it finished. What diverged has no
+            scores, and its state and history are those of its last good epoch.
     """
 
     method: str
@@ -51,6 +55,7 @@ class Trained:
     seconds: float
     seconds_before_resume: float
     trained_here: bool
+    diverged: str = ""
 
 
 def default_steps(config: Config) -> int:
@@ -162,6 +167,24 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
         seconds=saved.extra["seconds"],
         seconds_before_resume=0.0 if before is None else before.extra["seconds"],
         trained_here=saved is not before,
+        diverged=saved.extra.get(DIVERGED, ""),
+    )
+
+
+def diverged(setting: Setting, last: Saved | None) -> Saved:
+    """The checkpoint of a method that went non-finite: finished, so that resuming does not train it again.
+
+    Args:
+        last: its last good checkpoint; None if it has none.
+    """
+    nan = [math.nan] * len(setting.clients)
+    when = "before epoch 1" if last is None else f"at epoch {last.state.r + 1}"
+    extra = {"setting": _fingerprint(setting), "seconds": 0.0} if last is None else last.extra
+    return Saved(
+        State(0, setting.start, ()) if last is None else last.state,
+        () if last is None else last.history,
+        finished=True,
+        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: f"diverged {when}"},
     )
 
 
