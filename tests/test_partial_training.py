@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from federation import (
     FULL,
+    HEADS,
+    HIDDEN,
     PARTIAL,
     RIVAL,
     TUNE,
@@ -12,12 +15,13 @@ from federation import (
     make_clients,
     make_federation,
     make_method,
+    make_shop,
     rival_options,
     run,
     same,
     start,
 )
-from reference import hetero
+from reference import by_parts, hetero
 from reference_inputs import Draw, as_list, as_shards, assert_close
 
 from hetperm.algorithms.partial_training import update_of
@@ -65,3 +69,61 @@ def test_at_full_width_partial_training_is_fedavg(name):
 def test_rounds_are_what_the_steps_pay_for_after_those_of_fine_tuning():
     assert rival_options("heterofl", steps=50, local_steps=7).rounds == 7
     assert rival_options("heterofl-ft", steps=50, local_steps=7, fine_tune_steps=9).rounds == 5
+
+
+# FjORD's options
+
+
+class Widths(Draw):
+    def widths(self, i, t):
+        fitting = sorted({p for p in WIDTHS if p <= WIDTHS[i]})
+        return fitting[int(torch.randint(len(fitting), (), generator=self.generator("width", t, self.key(i))))]
+
+
+def test_fjord_may_draw_a_width_for_a_round():
+    clients = make_clients()
+    state = run(make_method("fjord", clients, draws="round"))
+    draw = Widths(clients, SimpleNamespace(**RIVAL))
+    w = by_parts.fjord_by_rounds(as_shards(clients), WIDTHS, as_list(start()), draw, rounds=4, lr=RIVAL["lr"])
+    assert_close(state.w, w)
+
+
+def test_clients_of_fjord_may_teach_narrower_parts_of_themselves():
+    clients = make_clients()
+    state = run(make_method("fjord", clients, distil=0.6, steps=24))
+    draw = Draw(clients, SimpleNamespace(**RIVAL))
+    w = by_parts.fjord_distilled(as_shards(clients), WIDTHS, as_list(start()), draw, rounds=4, lr=RIVAL["lr"], beta=0.6)
+    assert_close(state.w, w)
+    # A second gradient in every step, but for the client of the smallest width, which has no narrower part.
+    assert state.work.client_steps == (3 * 24 + 12)
+
+
+def test_fjord_refuses_draws_that_it_does_not_know_and_lessons_without_a_teacher():
+    with pytest.raises(ValueError, match="unknown draws 'epoch' of fjord; use 'step' or 'round'"):
+        rival_options("fjord", draws="epoch")
+    with pytest.raises(ValueError, match="distil 1 teaches a width drawn for every step and draws is 'round'"):
+        rival_options("fjord", draws="round", distil=1.0)
+
+
+# HeteroFL's options
+
+
+def test_heterofl_with_its_scaler_divides_what_hidden_layers_compute_by_the_width():
+    clients = make_clients()
+    state = run(make_method("heterofl", clients, scaler=True, setup={"heads": HEADS}))
+    draw = Draw(clients, SimpleNamespace(**RIVAL))
+    w = by_parts.heterofl_scaled(as_shards(clients), WIDTHS, as_list(start()), draw, rounds=4, lr=RIVAL["lr"])
+    assert_close(state.w, w)
+    for client, v in zip(clients, state.deployed, strict=True):
+        bench, x = make_shop().at(client.width), client.train[0]
+        bench.load(v)
+        expected = by_parts.scaled_scores(w, hetero.first(client.width, HIDDEN), x, client.width)
+        assert torch.allclose(bench.outputs(x), expected, atol=1e-12)
+
+
+def test_the_scaler_changes_nothing_at_full_width_and_needs_a_classifier():
+    clients = make_clients(FULL)
+    scaled = run(make_method("heterofl", clients, scaler=True, setup={"heads": HEADS}))
+    assert same(scaled, run(make_method("heterofl", clients)))
+    with pytest.raises(ValueError, match="scaler divides all layers but the classifier, and this model ends in no"):
+        make_method("heterofl", clients, scaler=True)

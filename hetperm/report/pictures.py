@@ -26,8 +26,12 @@ COLOURS = {
     "pfedme": "#009E73",
     "apfl": "#CC79A7",
     "ifca": "#8C6D1F",
+    "ditto": "#B8860B",
+    "fedrep": "#7B1E3A",
     "heterofl": "#B39DDB",
     "heterofl-ft": "#6A3D9A",
+    "heterofl-clustered": "#E07BE0",
+    "heterofl-clustered-ft": "#8E24AA",
     "fedrolex": "#8BC34A",
     "fedrolex-ft": "#33691E",
     "feddropout": "#FF9E9E",
@@ -36,7 +40,7 @@ COLOURS = {
     "fjord-ft": "#12355B",
 }
 LEGEND = 5  # tiers in a line of the map's legend
-SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")  # and the same with -ft
+SLICING = ("ditto", "fedrep", "heterofl", "heterofl-clustered", "fedrolex", "feddropout", "fjord")  # and with -ft
 
 
 def png(figure: Figure) -> bytes:

@@ -74,10 +74,19 @@ def steps_taken(state: State) -> int:
 
 def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
     """The algorithm of a method in a setting. Each client may compute ``steps`` mini-batch gradients."""
-    federation = Federation(
-        setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep, cache(setting.macs)
-    )
-    return METHODS[name].make(federation, setting.start, options_for(name, setting.config, steps=steps))
+    method, seed = METHODS[name], setting.config.seed
+    options = options_for(name, setting.config, steps=steps)
+    # Only where they are needed: a user's model may return anything.
+    finds_heads = method.finds_heads or getattr(options, "scaler", False)
+    heads = setting.found_heads() if finds_heads else setting.heads
+    federation = Federation(setting.clients, engine, setting.slicer, seed, heads, keep, cache(setting.macs))
+    return method.make(federation, setting.start, options)
+
+
+def setting_of(setting: Setting, name: str) -> Setting:
+    """The setting in which a method is trained and scored: with masked classes if its table says so."""
+    table = setting.config.rivals.get(name, {})
+    return setting.masked() if table.get("masked_loss") else setting
 
 
 def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> Iterator[State]:
@@ -102,6 +111,7 @@ def epochs(
     if saved is not None and saved.finished:
         yield saved
         return
+    setting = setting_of(setting, name)
     config, method = setting.config, METHODS[name]
     # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
@@ -156,6 +166,7 @@ def _naming(method: str) -> Iterator[None]:
 
 def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> Trained:
     """The trained method, from its last checkpoint and the one that it was resumed from, if any."""
+    setting = setting_of(setting, name)
     return Trained(
         name,
         setting,
