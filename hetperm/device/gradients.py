@@ -218,7 +218,9 @@ class StepLosses:
 
     def samples(self, n: int) -> float:
         """The samples of all losses, which need no backward pass, and with ``halves`` those of a gradient of each."""
-        return self.most * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
+        # Of an odd number one sample is left out, so that both halves are judged on equally many.
+        judged = 2 * max(1, self.most // 2) if self.halves else self.most
+        return judged * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
 
     def _losses(self, bench: Workbench, w: Params, directions: Tensor, data: Shard) -> Tensor:
         table = torch.empty(len(directions), len(self.etas), dtype=torch.float64)
