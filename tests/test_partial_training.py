@@ -23,7 +23,9 @@ from federation import (
 )
 from reference import by_parts, hetero
 from reference_inputs import Draw, as_list, as_shards, assert_close
+from torch import nn
 
+from hetperm import Client, Config, fit
 from hetperm.algorithms.partial_training import update_of
 from hetperm.device.updates import Ordered, Sgd
 
@@ -127,3 +129,47 @@ def test_the_scaler_changes_nothing_at_full_width_and_needs_a_classifier():
     assert same(scaled, run(make_method("heterofl", clients)))
     with pytest.raises(ValueError, match="scaler divides all layers but the classifier, and this model ends in no"):
         make_method("heterofl", clients, scaler=True)
+
+
+def class_clients():
+    """Two clients with classes 0 and 1, two with classes 1 and 2, of two sizes."""
+    clients = []
+    for i, width in enumerate((1.0, 0.5, 1.0, 0.5)):
+        x = torch.randn(24, 4, generator=torch.Generator().manual_seed(i))
+        pair = (x, (x[:, 0] > 0).long() + i // 2)
+        clients.append(Client(pair, pair, pair, width=width))
+    return clients
+
+
+def fitted(**changes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    few = {
+        "algorithm": "local",
+        "baselines": ("heterofl", "fedrolex"),
+        "epochs": 2,
+        "steps": 40,
+        "engine": "sequential",
+    }
+    return fit(model, class_clients(), Config(**few | changes))
+
+
+def test_a_masked_loss_is_the_label_mask_of_one_method_only():
+    plain, masked = fitted(), fitted(label_mask=True)
+    mine = fitted(rivals={"heterofl": {"masked_loss": True}})
+    rivals = {name: [one.baselines[name] for one in (plain, masked, mine)] for name in ("heterofl", "fedrolex")}
+    assert same(rivals["heterofl"][2].state, rivals["heterofl"][1].state)
+    assert rivals["heterofl"][2].loss == rivals["heterofl"][1].loss != rivals["heterofl"][0].loss
+    assert same(rivals["fedrolex"][2].state, rivals["fedrolex"][0].state)
+    assert rivals["fedrolex"][2].loss == rivals["fedrolex"][0].loss
+    assert same(mine.state, plain.state) and mine.accuracy == plain.accuracy
+    assert all(client.classes is None for client in mine.setting.clients)
+
+
+def test_the_scaler_finds_the_classifier_of_ones_own_model():
+    scaled = fitted(rivals={"heterofl": {"scaler": True}}).baselines["heterofl"].state
+    plain = fitted().baselines["heterofl"].state
+    assert not torch.equal(scaled.w["0.weight"], plain.w["0.weight"])
+    # Folded into the hidden layer of a narrow model, and never into the classifier.
+    ratio = scaled.v[1]["0.weight"] / scaled.w["0.weight"][:3]
+    assert torch.allclose(scaled.v[1]["2.bias"], scaled.w["2.bias"]) and torch.allclose(ratio, torch.full((3, 4), 2.0))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from federation import INPUTS, equal, linear, make_method, start
+from federation import INPUTS, equal, linear, make_method, start, with_classes
 from federation import make_clients as clients_of
 from federation import run as run_epochs
 from reference import rivals as loops
@@ -402,3 +402,30 @@ def test_fine_tuning_that_goes_astray_says_where():
 def test_options_that_make_no_sense_are_refused(name, changes, message):
     with pytest.raises(ValueError, match=message):
         make(name, make_clients(), **changes)
+
+
+# Classes that clients mask
+
+
+HELD = [(0, 1), (0, 1), (0, 1), (0, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("name", [name for name in RIVALS if name not in ("local", "ifca", "fedrep")] + ["one cluster"])
+def test_the_row_of_a_class_that_one_client_holds_is_trained_by_it_alone(name):
+    clients = with_classes(make_clients((9, 14, 5, 11, 6)), HELD)
+    method, extra, cost = RIVALS["ifca" if name == "one cluster" else name]
+    if name == "one cluster":
+        extra, cost = {"clusters": 1}, K
+
+    def trained(some):
+        setup = {"cut": False, "seed": SEED, "heads": ("weight", "bias")}
+        # A single round: after it the models of both federations differ, and so do their gradients.
+        steps = cost + extra.get("fine_tune_steps", 0)
+        options = COMMON | extra | {"steps": steps, "epochs": 1}
+        return run_epochs(make_method(method, some, model=linear, setup=setup, **options), 1).w
+
+    together, alone = trained(clients), trained(clients[3:4])
+    assert torch.allclose(together["weight"][2], alone["weight"][2], atol=1e-14)
+    assert not torch.allclose(together["weight"][0], alone["weight"][0], atol=1e-6)
+    nobody = trained([dataclasses.replace(client, classes=clients[0].classes) for client in clients[:3]])
+    assert torch.allclose(nobody["weight"][2], make_start()["weight"][2], atol=1e-14)
