@@ -14,7 +14,8 @@ from hetperm.checks import Names, check_fields, checked, hints_of, number, sever
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
     *("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
-    *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
+    *("ditto", "fedrep", "heterofl", "heterofl-ft", "heterofl-clustered", "heterofl-clustered-ft"),
+    *("feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
 Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
 WidthsFrom = Literal["profile", "budget"]
@@ -66,8 +67,8 @@ class Config:
     widths_from: WidthsFrom = "profile"
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: Annotated[str, algorithm_name] = "perm"
-    """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, heterofl, feddropout, fedrolex or fjord; with
-    -ft fedavg and the last four are fine-tuned at home."""
+    """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, ditto, fedrep, heterofl, heterofl-clustered,
+    feddropout, fedrolex or fjord; with -ft fedavg and the last five are fine-tuned at home."""
     baselines: Annotated[Names, several(algorithm_name)] = ("local", "heterofl-ft")
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
