@@ -88,7 +88,7 @@ class Config:
     image_size: Annotated[int | None, whole(1)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
-    """logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME."""
+    """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
     label_mask: bool = False
