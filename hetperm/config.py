@@ -72,7 +72,7 @@ class Config:
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
+    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
     (numpy arrays x, y and perhaps user, split: windows of sensors, images or vectors)."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""

@@ -307,7 +307,7 @@ def test_train_validation_and_test_samples_are_all_different(paper):
         ({"name": "fashion_mnist"}, "unknown dataset 'fashion_mnist'; did you mean 'fashion-mnist'?"),
         (
             {"name": "xyz"},
-            "unknown dataset 'xyz'; known are synthetic, digits, mnist, fashion-mnist, emnist, cifar10, "
+            "unknown dataset 'xyz'; known are synthetic, digits, digit-pairs, mnist, fashion-mnist, emnist, cifar10, "
             "imagefolder:PATH, leaf:PATH",
         ),
         ({"name": "digits:8"}, "unknown dataset 'digits:8'; did you mean 'digits'?"),

@@ -15,7 +15,7 @@ import torch
 
 from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
-from hetperm.data import folder, images, leaf, npz, synthetic
+from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
 
 
@@ -123,6 +123,11 @@ def _synthetic(wanted: Wanted) -> Problem:
     validation = images.share_of(wanted.validation_share, samples)
     clients = synthetic.clients(wanted.num_clients, seed=wanted.seed, samples=samples, validation=validation)
     return Problem(clients, in_channels=synthetic.DIMENSION, num_classes=2, image_size=None, name=name)
+
+
+def _digit_pairs(wanted: Wanted) -> Problem:
+    source = pairs.digit_pairs(validation_share=wanted.validation_share, seed=wanted.seed)
+    return _images(lambda *_: source, wanted)
 
 
 def _imagefolder(wanted: Wanted) -> Problem:
@@ -246,6 +251,7 @@ NATURAL = ("natural", "writer")  # partitions that make a client of every user
 DATASETS = {
     "synthetic": _synthetic,
     "digits": partial(_images, images.digits),
+    "digit-pairs": _digit_pairs,
     "mnist": partial(_images, images.mnist),
     "fashion-mnist": partial(_images, images.fashion_mnist),
     "emnist": partial(_images, images.emnist),

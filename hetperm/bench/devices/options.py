@@ -45,7 +45,7 @@ class Options:
     curves: bool = True
     """Also train PERM and its rivals against the simulated clock."""
     dataset: str = "digits"
-    """Data of the federated runs, images: digits, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH,
+    """Data of the federated runs, images: digits, digit-pairs, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH,
     leaf:PATH or npz:PATH."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
