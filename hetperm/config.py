@@ -73,13 +73,15 @@ class Config:
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH or leaf:PATH."""
+    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
+    (numpy arrays x, y and perhaps user, split: windows of sensors, images or vectors)."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
     """Fetch the data set if it is missing."""
     partition: str = "label-shift:2"
-    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g or writer."""
+    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, or natural: every user
+    of npz:PATH or writer of leaf:PATH is a client (of an npz user, the last quarter of a class is for testing)."""
     num_clients: Annotated[int, whole(1)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
@@ -89,7 +91,7 @@ class Config:
     image_size: Annotated[int | None, whole(1)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
-    """logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME."""
+    """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
     label_mask: bool = False
