@@ -14,7 +14,8 @@ from hetperm.checks import Names, check_fields, checked, hints_of, number, sever
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
     *("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
-    *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
+    *("ditto", "fedrep", "heterofl", "heterofl-ft", "heterofl-clustered", "heterofl-clustered-ft"),
+    *("feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
 Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
 WidthsFrom = Literal["profile", "budget"]
@@ -66,19 +67,21 @@ class Config:
     widths_from: WidthsFrom = "profile"
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: Annotated[str, algorithm_name] = "perm"
-    """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, heterofl, feddropout, fedrolex or fjord; with
-    -ft fedavg and the last four are fine-tuned at home."""
+    """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, ditto, fedrep, heterofl, heterofl-clustered,
+    feddropout, fedrolex or fjord; with -ft fedavg and the last five are fine-tuned at home."""
     baselines: Annotated[Names, several(algorithm_name)] = ("local", "heterofl-ft")
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH or leaf:PATH."""
+    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
+    (numpy arrays x, y and perhaps user, split: windows of sensors, images or vectors)."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
     """Fetch the data set if it is missing."""
     partition: str = "label-shift:2"
-    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g or writer."""
+    """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, or natural: every user
+    of npz:PATH or writer of leaf:PATH is a client (of an npz user, the last quarter of a class is for testing)."""
     num_clients: Annotated[int, whole(1)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
@@ -88,7 +91,7 @@ class Config:
     image_size: Annotated[int | None, whole(1)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
-    """logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME."""
+    """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
     label_mask: bool = False

@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from hetperm.advice import did_you_mean
-from hetperm.algorithms import apfl, ifca, partial_training, perfedavg, perm, pfedme
+from hetperm.algorithms import apfl, ditto, fedrep, ifca, partial_training, perfedavg, perm, pfedme
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.local_only import local_only
 from hetperm.algorithms.steps import RivalOptions
@@ -14,7 +14,7 @@ from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 
-FINE_TUNE_STEPS = 300  # unless the method's table says otherwise
+FINE_TUNE_STEPS = 100  # unless the method's table says otherwise
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Method:
         fixed: values of options that define the method; no table can change them.
         one_size: whether all models must have one size. If clients differ, it runs at the width of the smallest.
         mixes: whether it is PERM, whose clients learn by mixing weights whom to learn from.
+        finds_heads: whether it must know which parameters are the classifier's.
     """
 
     make: Callable[[Federation, Params, Any], Algorithm]
@@ -36,13 +37,41 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     one_size: bool = False
     mixes: bool = False
+    finds_heads: bool = False
 
 
-def _partial_training(*, fine_tune: bool, one_size: bool = False, **fixed: Any) -> Method:
-    """A method that trains parts of one global model; without ``fine_tune`` no table can give it such steps."""
-    never = {} if fine_tune else {"fine_tune_steps": 0, "fine_tune_lr": 0.0}
-    fixed = {"extraction": "static", "ordered": False, **fixed, **never}
-    return Method(partial_training.partial_training, partial_training.Options, fixed=fixed, one_size=one_size)
+NO_FINE_TUNING = {"fine_tune_steps": 0, "fine_tune_lr": 0.0}
+# Options of partial training that belong to some of its methods, and what they are for the others.
+OF_HETEROFL = {"scaler": False, "masked_loss": False}
+OF_FJORD = {"draws": "step", "distil": 0.0}
+
+
+def _partial_training(
+    *, fine_tune: bool, one_size: bool = False, takes: Mapping[str, Any] | None = None, **fixed: Any
+) -> Method:
+    """A method that trains parts of one global model.
+
+    Args:
+        fine_tune: without it, no table can give the method such steps.
+        takes: the options of single methods that this one has, with their defaults.
+        fixed: values of options that define the method.
+    """
+    takes = takes or {}
+    others = {key: value for key, value in (OF_HETEROFL | OF_FJORD).items() if key not in takes}
+    fixed = {"extraction": "static", "ordered": False, **others, **fixed, **({} if fine_tune else NO_FINE_TUNING)}
+    return Method(
+        partial_training.partial_training,
+        partial_training.Options,
+        takes,
+        fixed,
+        one_size=one_size,
+    )
+
+
+def _clustered(*, fine_tune: bool, one_size: bool = False) -> Method:
+    """A method whose clients choose one of several global models."""
+    fixed = {} if fine_tune else NO_FINE_TUNING
+    return Method(ifca.ifca, ifca.Options, {"clusters": 2}, fixed, one_size=one_size)
 
 
 METHODS: dict[str, Method] = {
@@ -54,15 +83,19 @@ METHODS: dict[str, Method] = {
     "perfedavg": Method(perfedavg.perfedavg, perfedavg.Options, {"variant": "first-order"}, one_size=True),
     "pfedme": Method(pfedme.pfedme, pfedme.Options, {"prox": 1.0, "inner_steps": 5, "server_step": 1.0}, one_size=True),
     "apfl": Method(apfl.apfl, apfl.Options, {"mix": 0.5, "adaptive": True}, one_size=True),
-    "ifca": Method(ifca.ifca, ifca.Options, {"clusters": 2}, one_size=True),
-    "heterofl": _partial_training(fine_tune=False),
-    "heterofl-ft": _partial_training(fine_tune=True),
+    "ifca": _clustered(fine_tune=False, one_size=True),
+    "ditto": Method(ditto.ditto, ditto.Options, {"prox": 1.0}),
+    "fedrep": Method(fedrep.fedrep, fedrep.Options, {"head_steps": 5, "fine_tune_steps": 0}, finds_heads=True),
+    "heterofl": _partial_training(fine_tune=False, takes=OF_HETEROFL),
+    "heterofl-ft": _partial_training(fine_tune=True, takes=OF_HETEROFL),
+    "heterofl-clustered": _clustered(fine_tune=False),
+    "heterofl-clustered-ft": _clustered(fine_tune=True),
     "feddropout": _partial_training(fine_tune=False, extraction="random"),
     "feddropout-ft": _partial_training(fine_tune=True, extraction="random"),
     "fedrolex": _partial_training(fine_tune=False, extraction="rolling"),
     "fedrolex-ft": _partial_training(fine_tune=True, extraction="rolling"),
-    "fjord": _partial_training(fine_tune=False, ordered=True),
-    "fjord-ft": _partial_training(fine_tune=True, ordered=True),
+    "fjord": _partial_training(fine_tune=False, ordered=True, takes=OF_FJORD),
+    "fjord-ft": _partial_training(fine_tune=True, ordered=True, takes=OF_FJORD),
 }
 
 OF_THE_RUN = ("epochs", "steps")  # the same for all methods, so no table may set them
@@ -86,9 +119,9 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
     }
     # A rival that sets no step size gets that of PERM; its other step sizes follow its own.
     values.setdefault("lr", config.personal_lr)
-    for rate in ("fine_tune_lr", "inner_lr"):
+    for rate in ("fine_tune_lr", "inner_lr", "head_lr"):
         values.setdefault(rate, values["lr"])
-    # At least half of the steps train the model that is fine-tuned: in a short run 300 would leave nothing to tune.
+    # At least half of the steps train the model that is fine-tuned: in a short run 100 would leave nothing to tune.
     values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
     return _filled(method.options, values)
 

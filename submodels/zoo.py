@@ -1,4 +1,4 @@
-"""Models by name: logistic, mlp, cnn and a CIFAR ResNet-18 written here, any other from timm or torchvision.
+"""Models by name: logistic, mlp, cnn, har-cnn and a CIFAR ResNet-18 written here, others from timm or torchvision.
 
 Every model comes untrained and nothing is downloaded. Initial weights come from torch's global generator: seed it,
 under `torch.random.fork_rng`, to get the same model twice.
@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from submodels.resnet import ResNet
 from submodels.skeleton import on_meta
 
-ImageSize = int | tuple[int, int] | None
+ImageSize = int | tuple[int, ...] | None
 
 
 def build(name: str, *, in_channels: int, num_classes: int, image_size: ImageSize, **options: object) -> nn.Module:
-    """A new model, (batch, in_channels, height, width) -> (batch, num_classes), in training mode.
+    """A new model in training mode, such as (batch, in_channels, height, width) -> (batch, num_classes).
 
     Args:
         name: a name of `MODELS`, ``timm:NAME``, ``torchvision:NAME``, or a bare name (see `resolve`).
         in_channels: channels of an image, or the number of features if ``image_size`` is None.
         num_classes: number of outputs.
-        image_size: side of the square images, or (height, width); None if inputs are (batch, in_channels) vectors.
+        image_size: side of the square images, (height, width), or (length,) if inputs are (batch, in_channels, length)
+            windows of a signal; None if they are (batch, in_channels) vectors.
         options: for the model's constructor, such as ``bias=False`` for logistic.
 
     Example:
@@ -36,8 +37,8 @@ def build(name: str, *, in_channels: int, num_classes: int, image_size: ImageSiz
           (fc): Linear(in_features=60, out_features=2, bias=False)
         )
     """
-    sides = {} if image_size is None else {"image_size": min(_sides(image_size))}
-    for label, value in {"in_channels": in_channels, "num_classes": num_classes, **sides}.items():
+    least = {"in_channels": in_channels, "num_classes": num_classes, "image_size": min(_sides(image_size), default=1)}
+    for label, value in least.items():
         if value < 1:
             raise ValueError(f"{label} {value} is below 1; models need at least one channel, class and pixel")
     kind, _, short = resolve(name).partition(":")
@@ -71,17 +72,27 @@ def _advice(short: str, names: Iterable[str], *, prefix: str) -> str:
 
 
 def _sides(image_size: ImageSize) -> tuple[int, ...]:
-    """(height, width), or () for inputs that are no images."""
+    """(height, width) of images, (length,) of windows, () of vectors."""
     if image_size is None:
         return ()
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return height, width
+    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(sides) > 2:
+        raise ValueError(f"image_size {sides} has {len(sides)} sides; give (height, width) of images or (length,)")
+    return sides
 
 
 def _height_width(image_size: ImageSize, *, model: str) -> tuple[int, int]:
-    if image_size is None:
-        raise ValueError(f"{model} takes images and was given flat feature vectors; use logistic or mlp for those")
-    return _sides(image_size)
+    return _needed(image_size, 2, f"{model} takes images")
+
+
+def _needed(image_size: ImageSize, axes: int, claim: str) -> tuple[int, ...]:
+    """The sides of an input; an error that begins with `claim` if it does not have that many."""
+    sides = _sides(image_size)
+    if len(sides) != axes:
+        kind = {0: "flat feature vectors", 1: "windows of length {}", 2: "{}x{} images"}[len(sides)].format(*sides)
+        also = ("", "har-cnn, ", "cnn, ")[len(sides)]
+        raise ValueError(f"{claim} and was given {kind}; use {also}logistic or mlp for those")
+    return sides
 
 
 # Models written here. Sizes are flattened, never spelled out in a view, so that every hidden width can be scaled.
@@ -129,51 +140,39 @@ def cnn(*, in_channels: int, num_classes: int, image_size: ImageSize) -> nn.Modu
     )
 
 
+def har_cnn(*, in_channels: int, num_classes: int, image_size: ImageSize) -> nn.Module:
+    """Two convolutions of 32 and 64 channels along a window, ReLU and pooling after each, and a linear layer.
+
+    For windows of sensors, as in human activity recognition (HAR).
+    """
+    (length,) = _needed(image_size, 1, "har-cnn takes windows of a signal")
+    if length < 2:
+        raise ValueError(f"har-cnn halves windows once and length {length} is too short; give windows of 2 or more")
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv1d(in_channels, 32, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool1d(2),
+            conv2=nn.Conv1d(32, 64, 5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.AdaptiveAvgPool1d(1),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(64, num_classes),
+        )
+    )
+
+
 def resnet18_cifar(*, in_channels: int, num_classes: int, image_size: ImageSize) -> nn.Module:
     """ResNet-18 for small images (He et al. 2016): a 3x3 stem of stride 1, no max pooling."""
     _height_width(image_size, model="resnet18-cifar")
-    return _ResNet(in_channels, num_classes, channels=(64, 128, 256, 512), blocks=2)
-
-
-class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a projection where the shape changes."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or in_channels != channels:
-            projection = nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(OrderedDict(conv=projection, bn=nn.BatchNorm2d(channels)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-class _ResNet(nn.Module):
-    def __init__(self, in_channels: int, num_classes: int, *, channels: tuple[int, ...], blocks: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels[0])
-        self.stages = nn.Sequential()
-        for before, after in zip((channels[0], *channels), channels):
-            first = _Block(before, after, stride=1 if not len(self.stages) else 2)
-            self.stages.append(nn.Sequential(first, *(_Block(after, after, stride=1) for _ in range(blocks - 1))))
-        self.fc = nn.Linear(channels[-1], num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stages(F.relu(self.bn1(self.conv1(x))))
-        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+    return ResNet(in_channels, num_classes, channels=(64, 128, 256, 512), blocks=2)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "cnn": cnn,
+    "har-cnn": har_cnn,
     "resnet18-cifar": resnet18_cifar,
 }
 

@@ -31,7 +31,8 @@ KEYS = (7, 3, 11, 5, 2)
 SEED = 3
 
 PARTIAL = ("heterofl", "feddropout", "fedrolex", "fjord")
-SIZED = ("perm", "perm-two-stage", "local", *PARTIAL, *(f"{name}-ft" for name in PARTIAL))  # train parts of models
+OTHERS = ("ditto", "fedrep", "heterofl-clustered", "heterofl-clustered-ft")
+SIZED = ("perm", "perm-two-stage", "local", *PARTIAL, *(f"{name}-ft" for name in PARTIAL), *OTHERS)  # train parts
 LOOPS = ("perm", "perm-two-stage")
 
 PERM = {
@@ -122,6 +123,11 @@ def start(model=mlp, dtype=torch.float64) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
+def heads_of(model=mlp) -> tuple[str, ...]:
+    """The names of the classifier's parameters."""
+    return {mlp: HEADS, linear: ("weight", "bias"), ResNet: ("head.weight", "head.bias")}[model]
+
+
 def part_of(params, width: float, model=mlp):
     """The static part of a model."""
     slicer = Slicer(scalable(model))
@@ -199,7 +205,7 @@ def rival_options(name: str, **changes):
     """Options of a rival: a few steps, what its row in `METHODS` says, and the changes."""
     method = METHODS[name]
     assert set(changes) <= _names(method.options), changes
-    values = {"inner_lr": 0.15, **RIVAL, **TUNE, **method.defaults, **method.fixed, **changes}
+    values = {"inner_lr": 0.15, "head_lr": 0.25, **RIVAL, **TUNE, **method.defaults, **method.fixed, **changes}
     values = {
         "steps": ROUND_STEPS + values["fine_tune_steps"] * ("fine_tune_steps" in _names(method.options)),
         **values,
@@ -224,7 +230,8 @@ def make_method(
     name: str, clients: Sequence[Client], *, model=mlp, dtype=torch.float64, begin=None, setup=None, **changes
 ):
     """A method by name. ``setup``: arguments of `make_federation`; ``changes``: its options."""
-    federation = make_federation(clients, model=model, dtype=dtype, **(setup or {}))
+    heads = {"heads": heads_of(model)} if METHODS[name].finds_heads else {}
+    federation = make_federation(clients, model=model, dtype=dtype, **heads | (setup or {}))
     options = perm_options(**changes) if METHODS[name].mixes else rival_options(name, **changes)
     return METHODS[name].make(federation, begin or start(model, dtype), options)
 

@@ -46,7 +46,7 @@ WRONG = [
     ),
     ("--dataset synthetic --model cnn", "cnn takes images and was given flat feature vectors; use logistic or mlp"),
     ("--dataset mnist --data-dir x", "mnist is not in x/MNIST/raw; point --data-dir at the folder that holds MNIST"),
-    ("--samples-per-client 99999", "need 399996 training images and the training pool holds 1222; lower samples_per"),
+    ("--samples-per-client 99999", "need 399996 training samples and the training pool holds 1222; lower samples_per"),
 ]
 
 

@@ -117,7 +117,7 @@ WRONG = [
     ("--config digts", "there is no configuration 'digts'; did you mean 'digits'?"),
     (
         "--config nope",
-        "there is no configuration 'nope'; give a TOML file, or one of cifar10, digits, mnist, mnist-iid, "
+        "there is no configuration 'nope'; give a TOML file, or one of cifar10, digit-pairs, digits, mnist, mnist-iid, "
         "mnist-label-shift, paper-faithful, synthetic",
     ),
     ("--config digits --config synthetic", "--config is given 2 times (digits, synthetic); give it once"),

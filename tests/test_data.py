@@ -307,7 +307,7 @@ def test_train_validation_and_test_samples_are_all_different(paper):
         ({"name": "fashion_mnist"}, "unknown dataset 'fashion_mnist'; did you mean 'fashion-mnist'?"),
         (
             {"name": "xyz"},
-            "unknown dataset 'xyz'; known are synthetic, digits, mnist, fashion-mnist, emnist, cifar10, "
+            "unknown dataset 'xyz'; known are synthetic, digits, digit-pairs, mnist, fashion-mnist, emnist, cifar10, "
             "imagefolder:PATH, leaf:PATH",
         ),
         ({"name": "digits:8"}, "unknown dataset 'digits:8'; did you mean 'digits'?"),
@@ -322,9 +322,9 @@ def test_train_validation_and_test_samples_are_all_different(paper):
         ({"samples_per_client": "some"}, "samples_per_client must be a whole number of at least 1; got 'some'"),
         (
             {"samples_per_client": 400},
-            "4 clients of 400 samples need 1600 training images and the training pool holds 1",
+            "4 clients of 400 samples need 1600 training samples and the training pool holds 1",
         ),
-        ({"num_clients": 5000}, "5000 clients cannot share the 1222 training images there are; lower num_clients"),
+        ({"num_clients": 5000}, "5000 clients cannot share the 1222 training samples there are; lower num_clients"),
         ({"image_size": -1}, "image_size must be a whole number of at least 1; got -1"),
         ({"validation_share": 1}, "validation_share 1 is outside [0, 1)"),
         (

@@ -352,13 +352,13 @@ def test_deep_pixels_are_refused_rather_than_clipped(tmp_path):
 
 def test_a_set_too_small_to_test_on_is_refused(tmp_path):
     write(tmp_path, {"a": 1, "b": 1})
-    refuses(ValueError, f"imagefolder:{tmp_path}: no client has test images to be scored on", tmp_path, num_clients=2)
+    refuses(ValueError, f"imagefolder:{tmp_path}: no client has test samples to be scored on", tmp_path, num_clients=2)
 
 
 def test_a_request_for_too_much_fails_before_anything_is_decoded(tmp_path, monkeypatch):
     write(tmp_path, FOUR)
     seen = decoded(monkeypatch)
-    refuses(ValueError, "3 clients of 50 samples need 150 training images", tmp_path, samples_per_client=50)
+    refuses(ValueError, "3 clients of 50 samples need 150 training samples", tmp_path, samples_per_client=50)
     refuses(ValueError, "unknown partition 'clases:2'", tmp_path, partition="clases:2")
     refuses(
         ValueError, "partition 'writer' makes a client of every writer, and only leaf", tmp_path, partition="writer"

@@ -96,8 +96,9 @@ def test_validation_images_are_taken_of_every_writer_who_can_spare_one(both):
     assert [client.val for client in read(both, validation_share=0).clients] == [None] * 5
 
 
-def test_no_partition_is_by_writer(both):
-    assert [numbers(client.train) for client in read(both, None).clients] == [
+@pytest.mark.parametrize("partition", [None, "natural"])
+def test_no_partition_and_natural_are_by_writer(both, partition):
+    assert [numbers(client.train) for client in read(both, partition).clients] == [
         numbers(client.train) for client in read(both).clients
     ]
 
@@ -232,7 +233,11 @@ def test_shares_by_writer_are_the_rows_of_the_writers():
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_sets_without_writers_say_which_have_them(name):
-    message = "only leaf:PATH says who wrote what" if name == "digits" else "synthetic comes divided in two halves"
+    message = (
+        "only leaf:PATH and an npz:PATH with 'user' say whom"
+        if name == "digits"
+        else "synthetic comes divided in two halves"
+    )
     with pytest.raises(ValueError, match=message):
         load(name, num_clients=2, partition="writer", seed=0)
 
@@ -253,7 +258,7 @@ def refuses(error, message, root, **options):
 
 def test_too_few_writers_are_counted(both):
     refuses(ValueError, "writer: 6 clients are too many for the 5 writers there are", both, num_clients=6)
-    message = "writer: 3 of 5 writers have 8 training images, too few for 4 clients; lower samples_per_client or num_"
+    message = "writer: 3 of 5 writers have 8 training samples, too few for 4 clients; lower samples_per_client or num_"
     refuses(ValueError, message, both, num_clients=4, samples_per_client=8)
 
 
@@ -330,4 +335,4 @@ def test_a_user_of_two_files_is_refused(tmp_path):
 def test_writers_none_of_whom_can_be_tested_are_refused(tmp_path):
     write(tmp_path / "train", user_data({"w0": 4}))
     write(tmp_path / "test", user_data({"w1": 4}))
-    refuses(ValueError, f"leaf:{tmp_path}: no client has test images to be scored on", tmp_path)
+    refuses(ValueError, f"leaf:{tmp_path}: no client has test samples to be scored on", tmp_path)

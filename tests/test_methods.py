@@ -10,7 +10,7 @@ from hetperm.config import ALGORITHMS
 from hetperm.methods import FINE_TUNE_STEPS, METHODS, check_method_tables, options_for
 
 STEPS = 10_000
-PLAIN = {name for name in METHODS if not name.endswith("-ft") and METHODS[name].options is partial_training.Options}
+PLAIN = {name for name in METHODS if METHODS[name].fixed.get("fine_tune_steps") == 0}
 
 
 def flat(options):
@@ -41,7 +41,9 @@ def test_what_the_configuration_says_is_an_option_of_every_method_that_has_it(na
         "warmup_rounds": 4,
     }
     values = flat(options_for(name, Config(**said), steps=STEPS))
-    expected = {**said, "steps": STEPS, "lr": 0.7, "fine_tune_steps": 0 if name in PLAIN else FINE_TUNE_STEPS}
+    tuned = 0 if name in PLAIN or name == "fedrep" else FINE_TUNE_STEPS
+    steps = Config().steps if METHODS[name].mixes else STEPS  # PERM has its budget from the configuration
+    expected = {**said, "steps": steps, "lr": 0.7, "fine_tune_steps": tuned}
     for key in expected.keys() & values.keys():
         assert values[key] == expected[key], key
     assert {"epochs", "local_steps", "batch_size", "tail_average"} <= values.keys()
@@ -69,12 +71,17 @@ def test_defaults_fill_what_nobody_says():
     assert {"prox": 1.0, "inner_steps": 5, "server_step": 1.0}.items() <= leaves("pfedme").items()
     assert {"mix": 0.5, "adaptive": True}.items() <= leaves("apfl").items()
     assert leaves("ifca")["clusters"] == 2 and leaves("perfedavg")["variant"] == "first-order"
-    assert leaves("fedavg-ft")["fine_tune_steps"] == FINE_TUNE_STEPS
+    assert leaves("fedavg-ft")["fine_tune_steps"] == FINE_TUNE_STEPS == 100
+    assert leaves("heterofl-clustered")["clusters"] == 2 and leaves("ifca")["restarts"] == 1
+    assert leaves("ditto")["prox"] == 1.0 and leaves("fedrep")["head_steps"] == 5
+    assert {"draws": "step", "distil": 0.0}.items() <= leaves("fjord").items()
+    assert {"scaler": False, "masked_loss": False}.items() <= leaves("heterofl").items()
 
 
 def test_rates_that_nobody_sets_follow_the_rate_of_the_method():
     options = options_for("perfedavg", Config(personal_lr=0.7, rivals={"perfedavg": {"lr": 0.3}}), steps=STEPS)
     assert (options.lr, options.inner_lr, options.fine_tune_lr) == (0.3, 0.3, 0.3)
+    assert options_for("fedrep", Config(rivals={"fedrep": {"lr": 0.3}}), steps=STEPS).head_lr == 0.3
     options = options_for("perfedavg", Config(rivals={"perfedavg": {"lr": 0.3, "inner_lr": 0.1}}), steps=STEPS)
     assert (options.inner_lr, options.fine_tune_lr) == (0.1, 0.3)
 
@@ -92,7 +99,8 @@ def test_what_makes_a_method_what_it_is():
         "fedavg": "static", "heterofl": "static", "feddropout": "random", "fedrolex": "rolling", "fjord": "static"
     }  # fmt: skip
     assert {name for name, values in rules.items() if values["ordered"]} == {"fjord", "fjord-ft"}
-    assert {name for name, values in rules.items() if values["fine_tune_steps"] == 0} == PLAIN
+    assert {name for name in rules if not name.endswith("-ft")} | {"ifca", "heterofl-clustered"} == PLAIN
+    assert {name for name in METHODS if METHODS[name].finds_heads} == {"fedrep"}
     assert {name for name, method in METHODS.items() if method.mixes} == {"perm", "perm-two-stage"}
     one_size = {"fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"}
     assert {name for name, method in METHODS.items() if method.one_size} == one_size
@@ -167,6 +175,10 @@ def test_values_that_the_configuration_checks_are_checked_in_tables_too():
         ("perfedavg", {"difference": 0}, "difference 0 of perfedavg must be above 0"),
         ("pfedme", {"inner_steps": 0}, "0 inner_steps: pfedme needs at least 1"),
         ("ifca", {"clusters": 0}, "0 clusters: ifca needs at least 1"),
+        ("heterofl-clustered-ft", {"restarts": 0}, "0 restarts: ifca needs at least 1"),
+        ("fjord-ft", {"draws": "epoch"}, "unknown draws 'epoch' of fjord; use 'step' or 'round'"),
+        ("heterofl", {"draws": "round"}, "unknown key 'draws'"),
+        ("fjord", {"scaler": True}, "unknown key 'scaler'"),
     ],
 )
 def test_what_a_rival_cannot_do_is_known_before_anything_is_trained(method, table, sentence):

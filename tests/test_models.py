@@ -33,7 +33,7 @@ class Row:
     plain: bool = True
 
 
-def _library(name: str, image: int = 32, **options) -> Callable[[], nn.Module]:
+def _library(name: str, image: int | tuple[int, ...] = 32, **options) -> Callable[[], nn.Module]:
     return functools.partial(zoo.build, name, in_channels=3, num_classes=10, image_size=image, **options)
 
 
@@ -69,6 +69,7 @@ WRITTEN["TiedWeights"] = Row(modules.TiedWeights, share=0.6)  # mostly input and
 ZOO = {
     "mlp": Row(_library("mlp", 16), image=(3, 16, 16), share=0.45),
     "cnn": Row(_library("cnn", 16), image=(3, 16, 16)),
+    "har-cnn": Row(_library("har-cnn", (32,)), image=(3, 32)),
     "resnet18-cifar": Row(_library("resnet18-cifar", 16), image=(3, 16, 16), share=0.26),
 }
 SMALL, LARGER, SWIN = (3, 32, 32), (3, 64, 64), (3, 56, 56)

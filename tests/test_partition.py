@@ -259,8 +259,8 @@ def test_a_bad_name_is_refused_in_one_sentence(partition, message):
 @pytest.mark.parametrize(
     ("partition", "num_clients", "samples", "message"),
     [
-        ("iid", 20, 61, "20 clients of 61 samples need 1220 training images and the training pool holds 1200; lower"),
-        ("dirichlet:1", 1201, None, "1201 clients cannot share the 1200 training images there are"),
+        ("iid", 20, 61, "20 clients of 61 samples need 1220 training samples and the training pool holds 1200; lower"),
+        ("dirichlet:1", 1201, None, "1201 clients cannot share the 1200 training samples there are"),
         (
             "classes:1",
             2,
@@ -277,6 +277,6 @@ def test_a_pool_that_is_too_small_is_named_with_its_size(partition, num_clients,
 def test_a_class_too_small_for_its_holders_names_the_client_that_would_get_nothing():
     labels = torch.tensor([0] * 3 + [1] * 97)
     with pytest.raises(
-        ValueError, match=r"^classes:1: 8 clients are too many for 100 training images: client \d would"
+        ValueError, match=r"^classes:1: 8 clients are too many for 100 training samples: client \d would"
     ):
         shares_of("classes:1", 8, labels=labels, num_classes=2)

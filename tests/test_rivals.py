@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from federation import INPUTS, equal, linear, make_method, start
+from federation import INPUTS, equal, linear, make_method, start, with_classes
 from federation import make_clients as clients_of
 from federation import run as run_epochs
 from reference import rivals as loops
@@ -23,19 +23,34 @@ TUNE = {"fine_tune_steps": 7, "fine_tune_lr": 0.2}
 META = dict(inner_lr=0.15, **TUNE)
 ENVELOPE = {"prox": 2.0, "inner_steps": 4, "inner_lr": 0.25, "server_step": 0.8}
 
-# Every rival: its method, the options it adds, and the gradients that a local step costs.
+# What a choice between two clusters costs the client with the most samples, 14: a loss is a third of a gradient.
+CHOICE = 2 * 14 / 3 / COMMON["batch_size"]
+
+# Every rival: its method, the options it adds, and the gradients that a round costs.
 RIVALS = {
-    "local": ("local", {}, 1),
-    "fedavg": ("fedavg", {}, 1),
-    "fedavg-ft": ("fedavg-ft", TUNE, 1),
-    "perfedavg-fo": ("perfedavg", META | {"variant": "first-order"}, 2),
-    "perfedavg-hf": ("perfedavg", META | {"variant": "hessian-free"}, 4),
-    "pfedme": ("pfedme", ENVELOPE, 4),
-    "apfl": ("apfl", {"mix": 0.4, "adaptive": False}, 2),
-    "apfl-adaptive": ("apfl", {"mix": 0.4, "adaptive": True}, 2),
-    "ifca": ("ifca", {"clusters": 2}, 1),
+    "local": ("local", {}, K),
+    "fedavg": ("fedavg", {}, K),
+    "fedavg-ft": ("fedavg-ft", TUNE, K),
+    "perfedavg-fo": ("perfedavg", META | {"variant": "first-order"}, 2 * K),
+    "perfedavg-hf": ("perfedavg", META | {"variant": "hessian-free"}, 4 * K),
+    "pfedme": ("pfedme", ENVELOPE, 4 * K),
+    "apfl": ("apfl", {"mix": 0.4, "adaptive": False}, 2 * K),
+    "apfl-adaptive": ("apfl", {"mix": 0.4, "adaptive": True}, 2 * K),
+    "ifca": ("ifca", {"clusters": 2}, K + CHOICE),
+    "ditto": ("ditto", {"prox": 0.7}, 2 * K),
+    "fedrep": ("fedrep", {"head_steps": 2, "head_lr": 0.2, "fine_tune_steps": 0}, 2 + K),
 }
 every_rival = pytest.mark.parametrize("name", RIVALS)
+
+
+def spare_of(name) -> float:
+    """The gradients that are not for rounds: those of fine-tuning, and of the first choice."""
+    return RIVALS[name][1].get("fine_tune_steps", 0) + (CHOICE if name == "ifca" else 0)
+
+
+def steps_for(name, rounds) -> int:
+    """The smallest budget that pays for so many rounds."""
+    return math.ceil(rounds * RIVALS[name][2] + spare_of(name) - 1e-9)
 
 
 def make_clients(sizes=(9, 14, 1, 11, 6), *, seed=0):
@@ -109,6 +124,10 @@ def reference(name, clients, rounds):
     if name == "pfedme":
         options = {"lam": 2.0, "inner_steps": 4, "inner_lr": 0.25, "beta": 0.8}
         return loops.pfedme(shards, start, draw, **common, **options)
+    if name == "ditto":
+        return loops.ditto(shards, start, draw, **common, lam=0.7)
+    if name == "fedrep":  # softmax regression is nothing but a classifier
+        return loops.fedrep(shards, start, draw_for(clients, 2 + K, "global"), rounds=rounds, lr=0.2, head_steps=2)
     if name == "ifca":
         memory = make(name, clients).begin().memory
         return loops.ifca(shards, [as_array(memory[f"cluster {c}"]) for c in range(2)], draw, **common)
@@ -118,9 +137,7 @@ def reference(name, clients, rounds):
 @every_rival
 def test_an_epoch_of_a_rival_is_the_loops_of_its_paper(name):
     clients = make_clients()
-    cost = K * RIVALS[name][2]
-    spare = RIVALS[name][1].get("fine_tune_steps", 0)
-    state = run(make(name, clients, epochs=1, steps=3 * cost + spare), epochs=1)
+    state = run(make(name, clients, epochs=1, steps=steps_for(name, 3)), epochs=1)
     assert_models(state.v, reference(name, clients, rounds=3))
 
 
@@ -133,7 +150,7 @@ def test_a_run_in_several_epochs_is_the_run_in_one(name):
 
 
 def test_clients_of_ifca_move_to_the_cluster_that_wants_what_they_want():
-    algorithm = make("ifca", make_clients((12, 8, 10, 9, 7), seed=16))
+    algorithm = make("ifca", make_clients((12, 8, 10, 9, 7), seed=16), steps=75)
     first, last = algorithm.begin(), run(algorithm)
     assert first.memory["choice"]["choice"].tolist() == [0, 0, 0, 0, 0]
     assert last.memory["choice"]["choice"].tolist() == [1, 0, 0, 1, 0]  # as their groups
@@ -191,7 +208,7 @@ def test_perfedavg_without_an_inner_step_takes_the_steps_of_fedavg(name):
         "fine_tune_steps": 0,
         "batch_size": 99,
     }  # the whole shard: one batch is as good as another
-    meta = run(make(name, clients, steps=rounds * K * cost, **options))
+    meta = run(make(name, clients, steps=rounds * cost, **options))
     plain = run(make("fedavg", clients, steps=rounds * K, batch_size=99))
     assert_models(meta.v, [as_array(params) for params in plain.v])
 
@@ -269,18 +286,20 @@ def test_a_cluster_of_ifca_that_nobody_chose_keeps_its_model():
 @pytest.mark.parametrize(("epochs", "steps"), [(3, 53), (7, 23)])
 def test_the_budget_is_spent_to_less_than_a_round_and_never_exceeded(name, epochs, steps):
     clients = make_clients()
-    cost = K * RIVALS[name][2]
+    cost, N = RIVALS[name][2], len(clients)
+    if name == "ifca":  # so that all clients take equally many losses
+        clients = make_clients((14, 14, 14, 14, 14))
     algorithm = make(name, clients, epochs=epochs, steps=steps)
-    state, spent = algorithm.begin(), [0]
+    state, spent = algorithm.begin(), []
+    spent.append(state.work.client_steps / N)
     for r in range(epochs):
         state = algorithm.epoch(state)
         assert state.r == r + 1
-        spent.append(state.work.client_steps // len(clients))
+        spent.append(state.work.client_steps / N)
     in_epochs = [b - a for a, b in itertools.pairwise(spent)]
-    assert max(in_epochs) - min(in_epochs) <= cost
+    assert max(in_epochs) - min(in_epochs) <= cost + 1e-9
     state = finished(algorithm, state)
-    assert state.work.client_steps % len(clients) == 0
-    assert steps - cost < state.work.client_steps // len(clients) <= steps
+    assert steps - cost < state.work.client_steps / N <= steps + 1e-9
     assert algorithm.epoch(state).work == state.work  # nothing is left for an epoch too many
 
 
@@ -288,22 +307,25 @@ def test_the_budget_is_spent_to_less_than_a_round_and_never_exceeded(name, epoch
 def test_bytes_are_those_of_the_models_that_travel(name):
     clients = make_clients()
     rounds, weigh, N = 4, num_bytes(make_start()), len(clients)
-    spare = RIVALS[name][1].get("fine_tune_steps", 0)
-    work = run(make(name, clients, steps=rounds * K * RIVALS[name][2] + spare)).work
-    extra = 1 if spare else 0  # the global model is sent once more, to be fine-tuned
+    work = run(make(name, clients, steps=steps_for(name, rounds))).work
+    # The global model is sent once more to be fine-tuned.
+    extra = 1 if RIVALS[name][1].get("fine_tune_steps", 0) else 0
     expected = {
         "local": (0, 0, 0),
         "ifca": (rounds, (rounds + 1) * 2 * N * weigh, rounds * N * (weigh + 8)),
+        "fedrep": (rounds, 0, 0),  # a model that is nothing but a classifier stays at home
     }.get(name, (rounds + extra, (rounds + extra) * N * weigh, rounds * N * weigh))
     assert (work.rounds, work.bytes_down, work.bytes_up) == expected
 
 
 @every_rival
 def test_a_budget_that_pays_for_no_round_is_refused(name):
-    spare = RIVALS[name][1].get("fine_tune_steps", 0)
-    cost = K * RIVALS[name][2]
-    with pytest.raises(ValueError, match=f"budget of {cost - 1} steps a client pays for no round, which takes {cost}"):
-        make(name, make_clients(), steps=cost - 1 + spare)
+    cost, spare = RIVALS[name][2], spare_of(name)
+    steps = steps_for(name, 1) - 1
+    sentence = f"budget of {steps - spare:g} steps a client pays for no round, which takes {cost:g}; raise steps"
+    with pytest.raises(ValueError, match=sentence):
+        make(name, make_clients(), steps=steps)
+    assert run(make(name, make_clients(), steps=steps + 1)).work.rounds >= (name != "local")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl"])
@@ -380,3 +402,30 @@ def test_fine_tuning_that_goes_astray_says_where():
 def test_options_that_make_no_sense_are_refused(name, changes, message):
     with pytest.raises(ValueError, match=message):
         make(name, make_clients(), **changes)
+
+
+# Classes that clients mask
+
+
+HELD = [(0, 1), (0, 1), (0, 1), (0, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("name", [name for name in RIVALS if name not in ("local", "ifca", "fedrep")] + ["one cluster"])
+def test_the_row_of_a_class_that_one_client_holds_is_trained_by_it_alone(name):
+    clients = with_classes(make_clients((9, 14, 5, 11, 6)), HELD)
+    method, extra, cost = RIVALS["ifca" if name == "one cluster" else name]
+    if name == "one cluster":
+        extra, cost = {"clusters": 1}, K
+
+    def trained(some):
+        setup = {"cut": False, "seed": SEED, "heads": ("weight", "bias")}
+        # A single round: after it the models of both federations differ, and so do their gradients.
+        steps = cost + extra.get("fine_tune_steps", 0)
+        options = COMMON | extra | {"steps": steps, "epochs": 1}
+        return run_epochs(make_method(method, some, model=linear, setup=setup, **options), 1).w
+
+    together, alone = trained(clients), trained(clients[3:4])
+    assert torch.allclose(together["weight"][2], alone["weight"][2], atol=1e-14)
+    assert not torch.allclose(together["weight"][0], alone["weight"][0], atol=1e-6)
+    nobody = trained([dataclasses.replace(client, classes=clients[0].classes) for client in clients[:3]])
+    assert torch.allclose(nobody["weight"][2], make_start()["weight"][2], atol=1e-14)

@@ -100,6 +100,8 @@ def test_a_label_mask_keeps_clients_to_the_classes_they_train_on():
     assert [client.classes for client in plain.clients] == [None, None]
     assert [client.classes.nonzero().flatten().tolist() for client in masked.clients] == [[0, 1], [1, 2]]
     assert (plain.heads, masked.heads) == ((), ("weight", "bias"))
+    assert masked.one_size().heads == masked.masked().heads == plain.masked().heads == ("weight", "bias")
+    assert all(torch.equal(a.classes, b.classes) for a, b in zip(plain.masked().clients, masked.clients, strict=True))
     with pytest.raises(ValueError, match="label_mask needs classes as labels, and those of client 1 are not"):
         own(nn.Linear(3, 2), clients, label_mask=True)
 

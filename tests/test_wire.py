@@ -7,7 +7,7 @@ import pytest
 
 from hetperm.device import wire
 from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient, StepLosses
-from hetperm.device.rival_updates import Envelope, Meta, Mixture
+from hetperm.device.rival_updates import Envelope, HeadThenBody, Meta, Mixture, Proximal, Scaled
 from hetperm.device.updates import Distil, Ordered, Sgd
 
 # One of every update, and the samples that it takes gradients of at a host that has 10 and at one that has 3. A loss
@@ -28,6 +28,14 @@ UPDATES = [
     (Meta(steps=5, batch_size=4, lr=0.1, inner_lr=0.2, difference=1e-3), 4 * 5 * 4, 4 * 5 * 3),
     (Envelope(steps=5, batch_size=4, lr=0.1, prox=2.0, inner_steps=3, inner_lr=0.2), 5 * 3 * 4, 5 * 3 * 3),
     (Mixture(steps=5, batch_size=4, lr=0.1, mix=0.3, adaptive=True), 2 * 5 * 4, 2 * 5 * 3),
+    (Proximal(steps=5, batch_size=4, lr=0.1, prox=0.3), 2 * 5 * 4, 2 * 5 * 3),
+    (
+        HeadThenBody(steps=5, batch_size=4, lr=0.1, heads=("fc.weight", "fc.bias"), head_steps=2, head_lr=0.2),
+        7 * 4,
+        7 * 3,
+    ),
+    (Scaled(steps=5, batch_size=4, lr=0.1, scale=4.0, heads=("fc.weight",)), 5 * 4, 5 * 3),
+    (MeanLoss(most=6), 6 / 3, 3 / 3),
 ]
 every_update = pytest.mark.parametrize(("update", "of_ten", "of_three"), UPDATES)
 

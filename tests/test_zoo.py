@@ -10,6 +10,13 @@ from submodels import zoo
 
 torch.set_num_threads(1)
 
+WINDOWS = ("har-cnn",)  # models for windows; all others of the zoo take images
+
+
+def _small(name, *, num_classes=2):
+    """The model for inputs of one channel and eight values a side."""
+    return zoo.build(name, in_channels=1, num_classes=num_classes, image_size=(8,) if name in WINDOWS else 8)
+
 
 def _count(module):
     return sum(parameter.numel() for parameter in module.parameters())
@@ -50,7 +57,7 @@ def test_other_names_are_looked_up_in_timm_then_torchvision(name, full):
         ("timm:resnt18", "did you mean 'timm:resnet18'"),
         ("torchvision:vit_b16", "did you mean 'torchvision:vit_b_16'"),
         ("timm:resnet18.a1_in1k", "did you mean 'timm:resnet18'"),  # a set of weights; none is ever loaded
-        ("qqqqqqqqq", "write one of logistic, mlp, cnn, resnet18-cifar, timm:NAME or torchvision:NAME"),
+        ("qqqqqqqqq", "write one of logistic, mlp, cnn, har-cnn, resnet18-cifar, timm:NAME or torchvision:NAME"),
         ("hf-hub:timm/resnet18", "write zoo:NAME, timm:NAME"),
         ("timm:hf-hub:timm/resnet18", "unknown model 'timm:hf-hub:timm/resnet18'"),
         ("", "unknown model ''"),
@@ -67,7 +74,7 @@ def test_an_unknown_name_is_refused_in_one_sentence_with_suggestions(name, sente
 def test_building_a_model_of_the_zoo_needs_neither_timm_nor_torchvision(name, monkeypatch):
     for library in ("timm", "torchvision"):
         monkeypatch.setitem(sys.modules, library, None)  # importing it is an error; test_project.py reads the imports
-    zoo.build(name, in_channels=1, num_classes=2, image_size=8)
+    _small(name)
 
 
 # Models written here
@@ -97,6 +104,26 @@ def test_cnn_has_two_convolutions_and_a_linear_layer():
     model = zoo.build("cnn", in_channels=1, num_classes=10, image_size=28)
     assert _count(model) == (9 * 32 + 32) + (32 * 9 * 64 + 64) + (64 * 7 * 7 * 10 + 10)
     assert _forward(model, 1, 28, 28).shape == (2, 10)
+
+
+def test_har_cnn_has_two_convolutions_along_the_window_and_a_linear_layer():
+    model = zoo.build("har-cnn", in_channels=6, num_classes=5, image_size=(128,))
+    assert _count(model) == (6 * 5 * 32 + 32) + (32 * 5 * 64 + 64) + (64 * 5 + 5)
+    assert _forward(model, 6, 128).shape == (2, 5)
+
+
+def test_har_cnn_sees_a_pattern_wherever_in_the_window_it_is():
+    model, x = _small("har-cnn").double(), torch.zeros(1, 1, 64, dtype=torch.float64)
+    x[..., 20:24] = torch.randn(4, dtype=torch.float64)
+    torch.testing.assert_close(model(x), model(x.roll(16, dims=-1)))
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_models_of_vectors_take_windows_flattened(name):
+    model = zoo.build(name, in_channels=6, num_classes=5, image_size=(128,))
+    x = torch.randn(2, 6, 128)
+    assert torch.equal(model(x), model(x.flatten(1)))
+    assert model(x).shape == (2, 5)
 
 
 def test_images_need_not_be_square():
@@ -133,7 +160,7 @@ def test_the_same_seed_gives_the_same_model(name):
     def seeded():
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            return zoo.build(name, in_channels=1, num_classes=3, image_size=8).state_dict()
+            return _small(name, num_classes=3).state_dict()
 
     a, b = seeded(), seeded()
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -265,13 +292,40 @@ def test_flat_features_are_refused_where_images_are_needed(name):
         zoo.build(name, in_channels=60, num_classes=2, image_size=None)
 
 
+@pytest.mark.parametrize("name", ["cnn", "resnet18-cifar", "timm:resnet18", "torchvision:resnet18"])
+def test_windows_are_refused_where_images_are_needed(name):
+    with pytest.raises(ValueError, match=f"^{name} takes images and was given windows of length 128; use har-cnn, "):
+        zoo.build(name, in_channels=6, num_classes=2, image_size=(128,))
+
+
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        (32, "was given 32x32 images; use cnn, logistic or mlp for those"),
+        ((8, 16), "was given 8x16 images; use cnn, logistic or mlp for those"),
+        (None, "was given flat feature vectors; use logistic or mlp for those"),
+        ((1,), "length 1 is too short; give windows of 2 or more"),
+    ],
+)
+def test_har_cnn_refuses_what_is_no_window(size, sentence):
+    with pytest.raises(ValueError, match=f"^har-cnn .* {sentence}$"):
+        zoo.build("har-cnn", in_channels=3, num_classes=2, image_size=size)
+
+
+def test_inputs_of_three_sides_are_refused():
+    with pytest.raises(ValueError, match=r"^image_size \(8, 8, 8\) has 3 sides; give \(height, width\) of images"):
+        zoo.build("mlp", in_channels=1, num_classes=2, image_size=(8, 8, 8))
+
+
 def test_an_image_too_small_for_the_cnn_is_refused_with_the_smallest_size():
     with pytest.raises(ValueError, match="3x3 is too small; give --image-size 4 or more"):
         zoo.build("cnn", in_channels=1, num_classes=2, image_size=3)
     assert _forward(zoo.build("cnn", in_channels=1, num_classes=2, image_size=4), 1, 4, 4).shape == (2, 2)
 
 
-@pytest.mark.parametrize("sizes", [{"in_channels": 0}, {"num_classes": 0}, {"image_size": 0}, {"image_size": (8, -1)}])
+@pytest.mark.parametrize(
+    "sizes", [{"in_channels": 0}, {"num_classes": 0}, {"image_size": 0}, {"image_size": (8, -1)}, {"image_size": (0,)}]
+)
 def test_sizes_below_one_are_refused(sizes):
     with pytest.raises(ValueError, match=f"{next(iter(sizes))} .* is below 1"):
         zoo.build("mlp", **{"in_channels": 1, "num_classes": 2, "image_size": 8, **sizes})

@@ -15,7 +15,7 @@ from hetperm.algorithms.steps import RivalOptions, in_rounds
 from hetperm.device.rival_updates import OWN, Mixture
 from hetperm.params import Params, mixed, num_bytes
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import mean_model
+from hetperm.server.global_model import whole_mean
 from hetperm.state import State, Work
 
 
@@ -65,7 +65,7 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
         # A deployment keeps these models at the clients. They are in the task only because a task carries all it needs.
         models = [state.w | {OWN + name: x for name, x in state.memory[f"own {i}"].items()} for i in range(N)]
         outcomes = federation.train_at_home(updates, models, round=round)
-        w = mean_model([local for local, _, _ in outcomes], federation.clients)
+        w = whole_mean(federation, state.w, [local for local, _, _ in outcomes])
         own = [u for _, u, _ in outcomes]
         mix = torch.stack([a["mix"] for _, _, a in outcomes])
         v = tuple(mixed((u, a), (w, 1 - a)) for u, a in zip(own, mix.tolist(), strict=True))

@@ -1,95 +1,196 @@
 """IFCA: a few global models. In every round each client joins the one that fits its data best.
 
-Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", 2020.
+Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", 2020. With clients of
+different widths the models are trained by parts, as in Diao, Ding and Tarokh, "HeteroFL", 2021.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hetperm.algorithms import steps
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.algorithms.partial_training import own_parts
+from hetperm.algorithms.steps import FineTuneOptions, fine_tuning, in_rounds
 from hetperm.device.gradients import MeanLoss
 from hetperm.engine.task import Task
 from hetperm.params import NotFinite, Params, num_bytes
 from hetperm.randomness import generator_for
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import mean_model
+from hetperm.server.global_model import covered_mean
 from hetperm.state import State, Work
 
 
 @dataclass(frozen=True)
-class Options(RivalOptions):
-    """Options of IFCA beyond those of every rival."""
+class Options(FineTuneOptions):
+    """Options of IFCA beyond those of every rival. Without fine-tuning, `fine_tune_steps` is 0.
+
+    Attributes:
+        restarts: how many starts of the clusters are tried.
+        probe_rounds: the rounds after which they are compared, if there are several.
+        choice_samples: the largest number of samples on which a client compares clusters; 0 means its whole shard.
+    """
 
     clusters: int
+    restarts: int = 1
+    probe_rounds: int = 5
+    choice_samples: int = 128
 
     def __post_init__(self):
-        if self.clusters < 1:
-            raise ValueError(f"{self.clusters} clusters: ifca needs at least 1")
+        for name in ("clusters", "restarts", "probe_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{getattr(self, name)} {name}: ifca needs at least 1")
+
+    @property
+    def loss(self) -> MeanLoss:
+        """The update by which a client judges a cluster."""
+        return MeanLoss(most=self.choice_samples)
+
+    @property
+    def compares(self) -> bool:
+        """Whether losses are needed: one cluster from one start leaves nothing to choose."""
+        return self.clusters > 1 or self.restarts > 1
+
+    @property
+    def probed(self) -> int:
+        """The rounds before the start is settled."""
+        return self.probe_rounds if self.restarts > 1 else 0
 
 
 def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
     r"""IFCA with model averaging: clients choose the cluster of lowest loss and train its model; the server averages.
 
-    .. math:: c_i = \arg\min_c f_i(\theta_c), \quad
-        \theta_c \leftarrow \frac{1}{|\{i : c_i = c\}|} \sum_{i : c_i = c} \theta_{c,i,K}
+    .. math:: c_i = \arg\min_c f_i(m_i \odot \theta_c), \quad
+        \theta_{c,k} \leftarrow \operatorname{mean}_{i : c_i = c, k \in m_i} (m_i \odot \theta_c)_{i,K,k}
 
-    where :math:`\theta_{c,i,K}` is :math:`\theta_c` after K steps at client i. A cluster that nobody chose keeps its
-    model. Clients choose on their whole shard, right after the server has averaged. The choice decides the model of the
-    next round and the one to deploy. Personal models: :math:`\theta_{c_i}`; w is the average over all clients. Cluster
-    models are in `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start,
-    the others at random models. A step costs one gradient. The losses for the choice cost a third of a gradient
-    each, and the models sent for it count as bytes.
+    where :math:`(m_i \odot \theta_c)_{i,K}` is the part of :math:`\theta_c` that client i can hold after K steps at
+    client i. A coordinate that no member of the cluster holds keeps its value, and so does a cluster that nobody chose.
+    If all clients hold the whole model this is the paper's IFCA; else it is IFCA over HeteroFL.
+
+    Clients choose right after the server has averaged. The choice decides the model of the next round and the one to
+    deploy. Personal models: the static part of :math:`\theta_{c_i}`; w is the average over all clients. Cluster models
+    are in `State.memory` as ``"cluster c"``, the choices as ``"choice"``. The first cluster begins at the start, the
+    others at random models. With several ``restarts``, the further ones draw all clusters anew. Each runs the probing
+    rounds, and the one with the lowest mean loss of the chosen clusters goes on. If the options have steps for it,
+    clients fine-tune at the end.
+
+    A step costs one gradient and a loss for the choice a third of one, those of all restarts included; the models sent
+    for the choice count as bytes. So that clients with large shards do not spend everything on choosing, a loss is
+    taken on at most `choice_samples` samples, drawn anew in every round. (The paper takes the whole shard.)
     """
     clients = federation.clients
     N = len(clients)
+    indices = federation.handed_out("static", round=0)
 
     def begin() -> State:
-        others = [_redrawn(start, generator_for(federation.seed, "cluster", c)) for c in range(1, options.clusters)]
-        return choose(steps.begin(federation, start), [start, *others], round=0)
+        best, work = None, Work()
+        for restart in range(options.restarts):
+            models = _starts(start, options.clusters, seed=federation.seed, restart=restart)
+            state = choose(State(0, start, ()), models, round=0)
+            for round in range(options.probed):
+                state = train(state, round)
+            work += state.work
+            if best is None or _mean_loss(state) < _mean_loss(best):
+                best = state
+        return replace(best, work=work)
 
-    def advance(state: State, round: int) -> State:
+    def train(state: State, round: int) -> State:
         choice = state.memory["choice"]["choice"].tolist()
         models = [state.memory[f"cluster {c}"] for c in range(options.clusters)]
-        trained = federation.train_at_home([options.sgd] * N, [models[c] for c in choice], round=round)
+        trained = federation.train_at_home([options.sgd] * N, state.v, round=round)
         # Only the chosen clusters: one that nobody chose keeps its model and may be chosen again.
         for c in set(choice):
             members = [i for i in range(N) if choice[i] == c]
-            models[c] = mean_model([trained[i] for i in members], [clients[i] for i in members])
-        w = mean_model(trained, clients)
-        up = N * (num_bytes(w) + 8)  # the trained model, and the number of its cluster
+            models[c] = mean_of(members, models[c], trained)
+        w = mean_of(range(N), state.w, trained)
+        up = sum(num_bytes(params) + 8 for params in trained)  # the trained model, and the number of its cluster
         work = Work(rounds=1, bytes_up=up) + federation.work_at_home([options.sgd] * N, options.batch_size)
         return choose(replace(state, w=w, work=state.work + work), models, round=round + 1)
 
+    def mean_of(members: Sequence[int], model: Params, trained: Sequence[Params]) -> Params:
+        among = replace(federation, clients=[clients[i] for i in members])
+        return covered_mean(among, model, [trained[i] for i in members], [indices[i] for i in members])
+
     def choose(state: State, models: Sequence[Params], *, round: int) -> State:
         """The state in which every client has the cluster whose model has the lowest loss on its data."""
-        seeds = [federation.seed_for("choice", round, client.key) for client in clients]
-        tasks = [
-            Task(MeanLoss(), model, host=i, seed=seeds[i], label=f"round {round}: cluster {c} at client {i}")
-            for i in range(N)
-            for c, model in enumerate(models)
-        ]
-        # A cluster whose loss is nan is never chosen; it is an error only if a client is left without any.
-        losses = torch.stack(federation.run(tasks)).reshape(N, len(models)).nan_to_num(nan=math.inf)
-        for i in range(N):
-            if not losses[i].isfinite().any():
-                raise NotFinite(
-                    f"round {round}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
-                )
-        choice = losses.argmin(dim=1).cpu()
-        memory = {f"cluster {c}": params for c, params in enumerate(models)} | {"choice": {"choice": choice}}
-        # Every client gets all models to choose from, so none is sent again for training.
-        work = Work(bytes_down=N * sum(num_bytes(params) for params in models))
-        work += federation.work_of(tasks, options.batch_size)
-        v = tuple(models[c] for c in choice.tolist())
+        parts = [own_parts(federation, model) for model in models]  # (C, N)
+        # Every client gets its part of all models to choose from, so none is sent again for training.
+        work = Work(bytes_down=sum(num_bytes(part) for of_cluster in parts for part in of_cluster))
+        choice, loss = torch.zeros(N, dtype=torch.long), torch.zeros((), dtype=torch.float64)
+        if options.compares:
+            tasks = list(_judgements(federation, parts, options.loss, round))
+            losses = _finite_losses(federation.run(tasks), N, round)
+            choice = losses.argmin(dim=1)
+            loss = losses.amin(dim=1)[federation.order].mean()
+            work += federation.work_of(tasks, options.batch_size)
+        memory = {f"cluster {c}": model for c, model in enumerate(models)}
+        memory["choice"] = {"choice": choice, "loss": loss}
+        v = tuple(parts[c][i] for i, c in enumerate(choice.tolist()))
         return replace(state, v=v, memory=memory, work=state.work + work)
 
-    return Algorithm(begin, in_rounds(advance, options, cost=options.local_steps))
+    choosing = _cost_of_choosing(federation, options)
+    cost = options.local_steps + choosing
+    begins = options.restarts * (choosing + options.probed * cost)
+    epoch = in_rounds(
+        # Rounds are counted through from the probing, so that a restart does not see the same batches twice.
+        lambda state, round: train(state, round + options.probed),
+        options,
+        cost=cost,
+        spare=begins + options.fine_tune_steps,
+    )
+    return Algorithm(begin, epoch, fine_tuning(federation, options))
+
+
+def _cost_of_choosing(federation: Federation, options: Options) -> float:
+    """The losses of a choice, in mini-batch gradients."""
+    # Of the client that takes most, because no client may exceed its steps.
+    if not options.compares:
+        return 0.0
+    sizes = [client.n_train for client in federation.clients]
+    return max(options.clusters * options.loss.samples(n) / min(options.batch_size, n) for n in sizes)
+
+
+def _judgements(
+    federation: Federation, parts: Sequence[Sequence[Params]], loss: MeanLoss, round: int
+) -> Iterator[Task]:
+    """Yield the task of every client (outer) to judge its part of every cluster (inner)."""
+    for i, client in enumerate(federation.clients):
+        for c, of_cluster in enumerate(parts):
+            yield Task(
+                loss,
+                of_cluster[i],
+                host=i,
+                seed=federation.seed_for("choice", round, client.key),  # the same samples for all clusters
+                width=client.width,
+                label=f"round {round}: cluster {c} at client {i}",
+            )
+
+
+def _finite_losses(losses: Sequence[Tensor], clients: int, round: int) -> Tensor:
+    """(N, C) the losses, infinite where they are not finite; an error if a client has no finite one."""
+    table = torch.stack(losses).reshape(clients, -1).double().cpu()
+    # A cluster whose loss is not finite is never chosen.
+    finite = table.isfinite()
+    for i in range(clients):
+        if not finite[i].any():
+            raise NotFinite(
+                f"round {round}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
+            )
+    return table.where(finite, math.inf)
+
+
+def _mean_loss(state: State) -> float:
+    return float(state.memory["choice"]["loss"])
+
+
+def _starts(start: Params, clusters: int, *, seed: int, restart: int) -> list[Params]:
+    """The models that the clusters begin with: the start and random ones, other random ones for every restart."""
+    again = (restart,) if restart else ()
+    others = [_redrawn(start, generator_for(seed, "cluster", c, *again)) for c in range(1, clusters)]
+    first = _redrawn(start, generator_for(seed, "cluster", 0, restart)) if restart else start
+    return [first, *others]
 
 
 def _redrawn(start: Params, generator: torch.Generator) -> Params:

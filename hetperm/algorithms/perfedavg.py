@@ -12,7 +12,7 @@ from hetperm.algorithms.steps import FineTuneOptions, begin, fine_tuning, in_rou
 from hetperm.device.rival_updates import Meta
 from hetperm.params import Params, num_bytes
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import mean_model
+from hetperm.server.global_model import whole_mean
 from hetperm.state import State, Work
 
 COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients in a local step
@@ -55,7 +55,7 @@ def perfedavg(federation: Federation, start: Params, options: Options) -> Algori
     )
 
     def advance(state: State, round: int) -> State:
-        w = mean_model(federation.train_at_home([update] * N, [state.w] * N, round=round), federation.clients)
+        w = whole_mean(federation, state.w, federation.train_at_home([update] * N, [state.w] * N, round=round))
         moved = N * num_bytes(w)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
         work += federation.work_at_home([update] * N, options.batch_size)

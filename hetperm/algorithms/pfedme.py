@@ -11,7 +11,7 @@ from hetperm.algorithms.steps import RivalOptions, begin, in_rounds
 from hetperm.device.rival_updates import Envelope
 from hetperm.params import Params, mixed, num_bytes
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import mean_model
+from hetperm.server.global_model import whole_mean
 from hetperm.state import State, Work
 
 
@@ -54,7 +54,7 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
 
     def advance(state: State, round: int) -> State:
         outcomes = federation.train_at_home([update] * N, [state.w] * N, round=round)
-        mean = mean_model([local for local, _ in outcomes], federation.clients)
+        mean = whole_mean(federation, state.w, [local for local, _ in outcomes])
         w = mixed((state.w, 1 - options.server_step), (mean, options.server_step))
         # theta stays at its client, so only w and the local models are sent.
         moved = N * num_bytes(w)

@@ -45,9 +45,12 @@ def num_rounds(steps: float, cost: float) -> int:
     """The number of rounds in a budget of steps, if a round takes ``cost`` gradients of every client."""
     if cost <= 0:
         raise ValueError("a round without steps teaches nothing; local_steps must be at least 1")
-    if cost > steps:
-        raise ValueError(f"a budget of {steps} steps a client pays for no round, which takes {cost}; raise steps")
-    return int(steps // cost)
+    # A loss is a third of a gradient, and sums of thirds round: a hair less than a whole round is a round.
+    rounds = int(steps / cost + 1e-9)
+    if rounds < 1:
+        left = max(0.0, steps)
+        raise ValueError(f"a budget of {left:g} steps a client pays for no round, which takes {cost:g}; raise steps")
+    return rounds
 
 
 def in_rounds(
@@ -59,8 +62,8 @@ def in_rounds(
 
     Args:
         advance: (state, round) -> the state after that round; rounds are counted from the start of the run.
-        cost: mini-batch gradients that a client computes in a round.
-        spare: mini-batch gradients that are kept for after the last epoch.
+        cost: mini-batch gradients that a client computes in a round; a loss counts as a third of one.
+        spare: mini-batch gradients that are not for rounds: those of the start and of fine-tuning.
     """
     epochs, total = options.epochs, num_rounds(options.steps - spare, cost)
     begins = tail_begins(options.tail_average, epochs)

@@ -19,7 +19,7 @@ EXPERIMENTS = {
         *("heterofl", "heterofl-ft", "feddropout-ft", "fedrolex-ft", "fjord-ft"),
     ),
 }
-EXPERIMENTS |= dict.fromkeys(("mnist-label-shift", "cifar10"), EXPERIMENTS["digits"])
+EXPERIMENTS |= dict.fromkeys(("digit-pairs", "mnist-label-shift", "cifar10"), EXPERIMENTS["digits"])
 SEEDS = (0, 1, 2)
 TUNING_SEEDS = (100,)  # tuning must not see the data that results are reported on
 USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method; writes figure.png and table.md

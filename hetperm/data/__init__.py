@@ -2,7 +2,7 @@
 
 Train, validation and test pools are separated first, and a training image belongs to at most one client. A client is
 scored on the whole test pool, restricted to its classes and passed through its own label map or rotation; validation
-data are made from the validation pool in the same way. Where every client is a writer, it is scored on its own images.
+data are made from the validation pool in the same way. Where every client is a writer or user, it is scored on its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ import torch
 
 from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
-from hetperm.data import folder, images, leaf, synthetic
+from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
 
 
@@ -24,14 +24,14 @@ class Problem:
     """Clients with their data, and the inputs and outputs that a model for them must have.
 
     Attributes:
-        in_channels: channels of an image, or the number of features if ``image_size`` is None.
-        image_size: side of the square images; None if inputs are vectors.
+        in_channels: channels of an image or window, or the number of features if ``image_size`` is None.
+        image_size: side of square images, (height, width) of others, (length,) of windows; None if inputs are vectors.
     """
 
     clients: tuple[Client, ...]
     in_channels: int
     num_classes: int
-    image_size: int | None
+    image_size: int | tuple[int, ...] | None
     name: str
 
     @property
@@ -71,14 +71,15 @@ def load(
     """A data set divided among clients; the seed decides everything that is drawn.
 
     Args:
-        name: one of `DATASETS`; ``imagefolder:PATH`` and ``leaf:PATH`` are read from that folder.
-        partition: ``iid``, ``classes:k``, ``class-groups:k``, ``dirichlet:a``, ``label-shift:g``, ``rotation:g`` or, of
-            a LEAF set, ``writer``. None keeps the division that a set comes with: two halves (``label-shift:2``) for
-            the synthetic set, writers for a LEAF set.
+        name: one of `DATASETS`; ``imagefolder:PATH``, ``leaf:PATH`` and ``npz:PATH`` are read from that folder or file.
+        partition: ``iid``, ``classes:k``, ``class-groups:k``, ``dirichlet:a``, ``label-shift:g``, ``rotation:g`` or,
+            where the data say whom they come from (LEAF, npz), ``natural`` or ``writer``: every user is a client. None
+            keeps the division that a set comes with: two halves (``label-shift:2``) for the synthetic set, users.
         samples_per_client: training samples of a client; None or ``"all"`` deals out the whole training pool (of the
             synthetic set: the paper's 500).
         validation_share: share of the images outside the test pool that is kept for validation (of the synthetic set:
-            that many samples more); a folder with validation images keeps those.
+            that many samples more); a folder with validation images keeps those. Of an npz set under ``natural``, the
+            last quarter of each user's samples of a class are for testing (see `npz.by_position`).
         data_dir: folder in torchvision's layout, ``data`` unless given; written to only with ``download``.
         image_size: side to resize images to.
 
@@ -100,7 +101,7 @@ def load(
 def _maker(name: str) -> Callable[[Wanted], Problem]:
     """The function that makes the data set of that name."""
     kind, colon, path = name.partition(":")
-    # Sets that are read from a folder need a path after the colon; the others allow no colon.
+    # Sets that are read from a folder or file need a path after the colon; the others allow no colon.
     if kind in DATASETS and (bool(path) if kind in WITH_PATH else not colon):
         return DATASETS[kind]
     close = closest(kind, DATASETS)
@@ -124,6 +125,11 @@ def _synthetic(wanted: Wanted) -> Problem:
     return Problem(clients, in_channels=synthetic.DIMENSION, num_classes=2, image_size=None, name=name)
 
 
+def _digit_pairs(wanted: Wanted) -> Problem:
+    source = pairs.digit_pairs(validation_share=wanted.validation_share, seed=wanted.seed)
+    return _images(lambda *_: source, wanted)
+
+
 def _imagefolder(wanted: Wanted) -> Problem:
     # The folder is part of the name: data_dir and download have no meaning here, or for LEAF.
     return _images(lambda *_: folder.read(_path(wanted.name), wanted.image_size), wanted)
@@ -133,13 +139,20 @@ def _leaf(wanted: Wanted) -> Problem:
     return _images(lambda *_: leaf.read(_path(wanted.name)), wanted)
 
 
+def _npz(wanted: Wanted) -> Problem:
+    natural = wanted.partition is None or wanted.partition in NATURAL
+    source = npz.read(_path(wanted.name), natural=natural, validation_share=wanted.validation_share)
+    return _images(lambda *_: source, wanted)
+
+
 def _path(name: str) -> Path:
     return Path(name.partition(":")[2]).expanduser()
 
 
 def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
-    """The images that ``read(data_dir, download)`` gives, divided among clients."""
+    """The samples that ``read(data_dir, download)`` gives, divided among clients."""
     source = read(wanted.data_dir, wanted.download)
+    _check_sides(wanted, source.images.x.shape)
     if wanted.partition is None and source.images.writer is None:
         raise ValueError(
             f"{wanted.name} does not come divided among clients; name a partition, such as 'label-shift:2'"
@@ -147,7 +160,7 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     pools = images.pools(source, validation_share=wanted.validation_share, seed=wanted.seed)
     train = pools["train"]
     shares = divide(
-        "writer" if wanted.partition is None else wanted.partition,
+        "natural" if wanted.partition is None else wanted.partition,
         train.y,
         num_classes=source.num_classes,
         num_clients=wanted.num_clients,
@@ -155,18 +168,43 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         seed=wanted.seed,
         writers=train.writer,
     )
-    # Measured on training images only: nothing about the test pool may reach the inputs.
+    # Measured on training samples only: nothing about the test pool may reach the inputs.
     views = Views(pools, partial(images.prepare, source=images.measured(source, train), image_size=wanted.image_size))
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
-        raise ValueError(f"{wanted.name}: no client has test images to be scored on; add some to those it trains on")
+        raise ValueError(f"{wanted.name}: no client has test samples to be scored on; add some to those it trains on")
     return Problem(
         clients,
         in_channels=train.x.shape[1],
         num_classes=source.num_classes,
-        image_size=wanted.image_size or train.x.shape[-1],
+        image_size=wanted.image_size or _image_size(train.x.shape),
         name=wanted.name,
     )
+
+
+def _image_size(shape: tuple[int, ...]) -> int | tuple[int, ...] | None:
+    """The `image_size` of a problem, from (n, channels, ...), the shape of its samples."""
+    sides = tuple(shape[2:])
+    return (sides[0] if _square(sides) else sides) or None
+
+
+def _square(sides: tuple[int, ...]) -> bool:
+    return len(sides) == 2 and sides[0] == sides[1]
+
+
+def _check_sides(wanted: Wanted, shape: tuple[int, ...]) -> None:
+    """Raise an error if samples (n, channels, ...) are to be resized or turned and cannot be."""
+    turned = (wanted.partition or "").startswith("rotation")
+    kind = {2: "vectors", 3: "windows"}.get(len(shape))
+    if kind and wanted.image_size is not None:
+        raise ValueError(f"{wanted.name} consists of {kind}; image_size {wanted.image_size} has no meaning for it")
+    if kind and turned:
+        raise ValueError(
+            f"{wanted.name} consists of {kind}, which cannot be turned; name another partition than rotation"
+        )
+    if turned and wanted.image_size is None and not _square(tuple(shape[2:])):
+        size = "x".join(map(str, shape[2:]))
+        raise ValueError(f"{wanted.name}: images of {size} change shape when turned; give --image-size")
 
 
 class Views:
@@ -207,15 +245,18 @@ class Views:
         return pool if len(rows) == len(pool[1]) else View(pool, rows)
 
 
-WITH_PATH = ("imagefolder", "leaf")  # written with the folder they are read from: imagefolder:PATH
+WITH_PATH = ("imagefolder", "leaf", "npz")  # written with what they are read from: imagefolder:PATH
+NATURAL = ("natural", "writer")  # partitions that make a client of every user
 
 DATASETS = {
     "synthetic": _synthetic,
     "digits": partial(_images, images.digits),
+    "digit-pairs": _digit_pairs,
     "mnist": partial(_images, images.mnist),
     "fashion-mnist": partial(_images, images.fashion_mnist),
     "emnist": partial(_images, images.emnist),
     "cifar10": partial(_images, images.cifar10),
     "imagefolder": _imagefolder,
     "leaf": _leaf,
+    "npz": _npz,
 }

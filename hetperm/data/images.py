@@ -1,4 +1,7 @@
-"""Labelled images: the sets of scikit-learn and torchvision, their division into pools, and their preparation."""
+"""Labelled images: the sets of scikit-learn and torchvision, their division into pools, and their preparation.
+
+Windows of sensors and vectors (see `npz`) take the same way; what holds for images alone is left out for them.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from hetperm.randomness import generator_for
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
+DIGITS = 7  # of the mean and deviation of measurements: as many as a float32 has
 
 
 class Undecoded(Protocol):
@@ -28,12 +32,12 @@ class Undecoded(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images and their classes.
+    """Images, windows or vectors, and their classes.
 
     Attributes:
-        x: (n, channels, height, width), as stored.
+        x: (n, channels, height, width), as stored; windows are (n, channels, length) and vectors (n, features).
         y: (n,) int64 classes.
-        writer: (n,) int64, who made each of them; None if the set does not say.
+        writer: (n,) int64, whom each of them comes from; None if the set does not say.
     """
 
     x: Tensor | Undecoded
@@ -64,6 +68,7 @@ class Source:
         val: its own validation images; None if they are to be taken from `images`.
         strata: (n,) a label for each of `images`: validation and test images are taken from every label in proportion;
             None if they are taken from the whole.
+        test_share: of `images` that becomes the test pool if `test` is None.
     """
 
     images: Images
@@ -74,6 +79,7 @@ class Source:
     std: float | Tensor | None
     val: Images | None = None
     strata: Tensor | None = None
+    test_share: float = TEST_SHARE
 
 
 def digits(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -162,18 +168,18 @@ def _torchvision(
 def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Images]:
     """The training, validation and test pools: separated before anything else, so that no client's choice mixes them.
 
-    A set without test images gives the first fifth of a random order to the test pool. ``validation_share`` is taken
-    from the rest, unless the set has its own validation images. A set with strata is divided stratum by stratum, and
-    every stratum keeps a training image.
+    A set without test images gives the first part of a random order to the test pool (``test_share``). The share
+    ``validation_share`` is taken from the rest, unless the set has its own validation images. A set with strata is
+    divided stratum by stratum, and every stratum keeps a training image.
     """
     n = len(source.images)
     order = torch.randperm(n, generator=generator_for(seed, "pools"))
     pool = torch.zeros(n, dtype=torch.int8)  # 0: training, 1: validation, 2: test
     for rows in [order] if source.strata is None else order_by(source.strata, order):
-        fifth = 0 if source.test is not None else _some(TEST_SHARE, len(rows))
-        cut = fifth + (0 if source.val is not None else _some(validation_share, len(rows) - fifth))
+        test = 0 if source.test is not None else _some(source.test_share, len(rows))
+        cut = test + (0 if source.val is not None else _some(validation_share, len(rows) - test))
         pool[rows[:cut]] = 1
-        pool[rows[:fifth]] = 2  # the first of those rows, so that a larger validation share moves no test image
+        pool[rows[:test]] = 2  # the first of those rows, so that a larger validation share moves no test image
     # In random order even with strata, so that the first images of a pool (see `measured`) are of all classes.
     train, val, test = (source.images.take(order[pool[order] == k]) for k in range(3))
     return {
@@ -206,25 +212,38 @@ def share_of(share: float, n: int) -> int:
 
 
 def measured(source: Source, train: Images) -> Source:
-    """The source with a mean and a deviation for each channel: its own, or those of the first images of ``train``."""
+    """The source with a mean and a deviation for each channel: its own, or those of ``train``.
+
+    Some images are enough, because each has many pixels. Of windows and vectors, all are measured.
+    """
     if source.mean is not None:
         return source
-    x = train.take(torch.arange(min(MEASURED, len(train)))).pixels().double() / source.peak
+    shape = train.x.shape
+    images = len(shape) == 4
+    x = train.take(torch.arange(min(MEASURED if images else len(train), len(train)))).pixels().double() / source.peak
+    std, mean = torch.std_mean(x, dim=(0, *range(2, len(shape))), correction=0)
     # Four digits, as published values have them: the order in which threads add cannot change them.
-    std, mean = (figure.round(decimals=4).tolist() for figure in torch.std_mean(x, dim=(0, 2, 3), correction=0))
-    # The deviation of a constant channel is 0, which nothing can be divided by.
-    return replace(source, mean=_per_channel(mean), std=_per_channel([value or 1.0 for value in std]))
+    mean, std = ([_rounded(value, images=images) for value in figure.tolist()] for figure in (mean, std))
+    # The deviation of a constant channel is 0, or as good as 0, which nothing can be divided by.
+    std = [value if value > abs(centre) * 10.0**-DIGITS else 1.0 for value, centre in zip(std, mean)]
+    return replace(source, mean=_per_channel(mean, len(shape)), std=_per_channel(std, len(shape)))
 
 
-def _per_channel(values: list[float] | tuple[float, ...]) -> Tensor:
-    return torch.tensor(values).view(-1, 1, 1)
+def _rounded(value: float, *, images: bool) -> float:
+    # Pixels are at most 1. Measurements have any unit, so it is their leading digits that count.
+    return round(value, 4) if images else float(f"{value:.{DIGITS}g}")
+
+
+def _per_channel(values: list[float] | tuple[float, ...], axes: int = 4) -> Tensor:
+    """One value for each channel, to be combined with samples of so many axes."""
+    return torch.tensor(values).view(-1, *[1] * (axes - 2))
 
 
 def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees: float = 0.0) -> Tensor:
-    """float32 images (n, channels, height, width): resized, rotated, then shifted and scaled to mean 0 and variance 1.
+    """float32 inputs of a model: images resized and rotated, then all shifted and scaled to mean 0 and variance 1.
 
     Args:
-        x: (n, channels, height, width) as stored.
+        x: (n, channels, ...) as stored.
         image_size: side to resize to; None keeps the size.
         degrees: turned by this much, counter-clockwise.
     """
@@ -232,7 +251,8 @@ def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees
     if image_size is not None and tuple(x.shape[-2:]) != (image_size, image_size):
         x = F.interpolate(x, size=(image_size, image_size), mode="bilinear", antialias=True, align_corners=False)
     # Rotated before the shift: the corners are filled with 0, which is black only here.
-    return ((rotate(x, degrees) - source.mean) / source.std).contiguous()  # a quarter turn only swaps strides
+    x = rotate(x, degrees) if degrees else x
+    return ((x - source.mean) / source.std).contiguous()  # a quarter turn only swaps strides
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:

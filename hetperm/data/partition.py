@@ -1,7 +1,7 @@
-"""Who holds which training images: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, writer.
+"""Who holds which training samples: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, natural.
 
-A partition says what a client's data look like; dealing then hands every training image to at most one client. How many
-images of a class a client gets is drawn, never exactly balanced: balanced shards would differ from one another by less
+A partition says what a client's data look like; dealing then hands every sample to at most one client. How many
+samples of a class a client gets is drawn, never exactly balanced: balanced shards would differ from one another by less
 than chance, and everything that compares a difference with chance would be misled. Groups are as even as N allows, and
 are drawn independently of everything else about a client.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hetperm.advice import closest
+from hetperm.data.dealing import deal_alike, deal_all, deal_some
 from hetperm.randomness import seed_for
 
 
@@ -75,7 +76,7 @@ def divide(
         labels: (n,) classes of the training pool.
         samples_per_client: None deals out every image that a client may hold. Clients that are like the pool get equal
             parts. Otherwise each image goes to a client that holds its class, drawn by how much of it each one holds.
-        writers: (n,) who made each image of the training pool; None if the data do not say.
+        writers: (n,) whom each sample of the training pool comes from; None if the data do not say.
 
     Example:
         >>> shares = divide("class-groups:2", torch.arange(40) % 4, num_classes=4, num_clients=2, seed=0)
@@ -84,26 +85,28 @@ def divide(
     """
     rule, argument = parse(partition, num_classes)
     if rule is by_writer:
-        return by_writer(writers, num_clients, num_classes, samples_per_client=samples_per_client, seed=seed)
+        return by_writer(
+            writers, num_clients, num_classes, samples_per_client=samples_per_client, seed=seed, name=partition
+        )
     y = labels.numpy()
     if samples_per_client is not None and num_clients * samples_per_client > len(y):
         raise ValueError(
             f"{num_clients} clients of {samples_per_client} samples need {num_clients * samples_per_client} training "
-            f"images and the training pool holds {len(y)}; lower samples_per_client or num_clients"
+            f"samples and the training pool holds {len(y)}; lower samples_per_client or num_clients"
         )
     if num_clients > len(y):
         raise ValueError(
-            f"{num_clients} clients cannot share the {len(y)} training images there are; lower num_clients"
+            f"{num_clients} clients cannot share the {len(y)} training samples there are; lower num_clients"
         )
     plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
     # Another stream than the plan's: how many images are dealt changes nobody's group or classes.
     rng = np.random.default_rng(seed_for(seed, "deal"))
     if plan.mix is None:
-        owner = _deal_alike(len(y), num_clients, samples_per_client, rng)
+        owner = deal_alike(len(y), num_clients, samples_per_client, rng)
     elif samples_per_client is None:
-        owner = _deal_all(y, plan.mix, partition, rng)
+        owner = deal_all(y, plan.mix, partition, rng)
     else:
-        owner = _deal_some(y, plan.mix, samples_per_client, partition, rng)
+        owner = deal_some(y, plan.mix, samples_per_client, partition, rng)
     return tuple(_share(i, np.flatnonzero(owner == i), y, plan, num_classes) for i in range(num_clients))
 
 
@@ -119,42 +122,50 @@ def _share(i: int, rows: np.ndarray, y: np.ndarray, plan: _Plan, num_classes: in
 
 
 def by_writer(
-    writers: Tensor | None, num_clients: int, num_classes: int, *, samples_per_client: int | None = None, seed: int
+    writers: Tensor | None,
+    num_clients: int,
+    num_classes: int,
+    *,
+    samples_per_client: int | None = None,
+    seed: int,
+    name: str = "natural",
 ) -> tuple[Share, ...]:
-    """One writer for each client, in the order of the writers' numbers; the data come divided, so nothing is dealt.
+    """One writer or user for each client, in the order of their numbers; the data come divided, so nothing is dealt.
 
-    Which writers take part is drawn, and the writers of a smaller federation are among those of a larger one. With
-    ``samples_per_client``, only writers with that many training images are drawn.
+    Who takes part is drawn, and the users of a smaller federation are among those of a larger one. With
+    ``samples_per_client``, only users with that many training samples are drawn.
 
     Args:
-        writers: (n,) who made each image of the training pool.
+        writers: (n,) whom each sample of the training pool comes from.
+        name: what an error calls the partition.
     """
+    people = f"{name}s" if name == "writer" else "users"
     if writers is None:
         raise ValueError(
-            "partition 'writer' makes a client of every writer, and only leaf:PATH says who wrote what; write another "
-            "partition, such as 'iid'"
+            f"partition {name!r} makes a client of every {people[:-1]}, and only leaf:PATH and an npz:PATH with 'user' "
+            "say whom a sample comes from; write another partition, such as 'iid'"
         )
     names, inverse, counts = np.unique(writers.numpy(), return_inverse=True, return_counts=True)
     least = 1 if samples_per_client is None else samples_per_client
     able = np.flatnonzero(counts >= least)
     if num_clients > len(able):
         raise ValueError(
-            f"writer: {num_clients} clients are too many for the {len(able)} writers there are; lower num_clients"
+            f"{name}: {num_clients} clients are too many for the {len(able)} {people} there are; lower num_clients"
             if samples_per_client is None
-            else f"writer: {len(able)} of {len(names)} writers have {least} training images, too few for {num_clients} "
-            "clients; lower samples_per_client or num_clients"
+            else f"{name}: {len(able)} of {len(names)} {people} have {least} training samples, too few for "
+            f"{num_clients} clients; lower samples_per_client or num_clients"
         )
     rng = np.random.default_rng(seed_for(seed, "partition", "writer"))
     rows_of = np.split(np.argsort(inverse, kind="stable"), counts.cumsum()[:-1])
 
     def share(k: int) -> Share:
-        name, rows = int(names[k]), rows_of[k]
+        writer, rows = int(names[k]), rows_of[k]
         if samples_per_client is not None:
-            # A generator for each writer: its images do not depend on who else takes part.
-            rng = np.random.default_rng(seed_for(seed, "deal", "writer", name))
+            # A generator for each of them: their samples do not depend on who else takes part.
+            rng = np.random.default_rng(seed_for(seed, "deal", "writer", writer))
             rows = np.sort(rng.choice(rows, samples_per_client, replace=False))
         everything = tuple(range(num_classes))
-        return Share(torch.from_numpy(rows), everything, group=None, labels=everything, degrees=0.0, writer=name)
+        return Share(torch.from_numpy(rows), everything, group=None, labels=everything, degrees=0.0, writer=writer)
 
     # The beginning of one permutation, so that more clients only add writers.
     return tuple(share(k) for k in np.sort(rng.permutation(able)[:num_clients]))
@@ -265,7 +276,8 @@ PARTITIONS = {
     "dirichlet": (dirichlet, "a"),
     "label-shift": (label_shift, "g"),
     "rotation": (rotation, "g"),
-    "writer": (by_writer, None),
+    "natural": (by_writer, None),
+    "writer": (by_writer, None),  # what LEAF's users are in FEMNIST
 }
 
 
@@ -277,79 +289,3 @@ def _even(held: np.ndarray) -> np.ndarray:
 def _even_groups(g: int, N: int, rng: np.random.Generator) -> np.ndarray:
     """(N,) groups whose sizes differ by one at most; every group has a client if there are enough of them."""
     return rng.permutation(np.arange(N) % g)
-
-
-# Dealing: (n,) the owner of every image, -1 for nobody
-
-
-def _deal_alike(n: int, N: int, samples: int | None, rng: np.random.Generator) -> np.ndarray:
-    sizes = [n // N + (i < n % N) for i in range(N)] if samples is None else [samples] * N
-    owner = np.full(n, -1)
-    owner[rng.permutation(n)[: sum(sizes)]] = np.repeat(np.arange(N), sizes)
-    return owner
-
-
-def _deal_all(y: np.ndarray, mix: np.ndarray, partition: str, rng: np.random.Generator) -> np.ndarray:
-    owner = np.full(len(y), -1)
-    for c, weights in enumerate(mix.T):
-        if weights.max() > -np.inf:
-            rows = np.flatnonzero(y == c)
-            owner[rows] = rng.choice(len(mix), size=len(rows), p=_shares(weights))
-    # Nobody may stay without images, and one is too few for batch statistics: the richest give, one image at a time.
-    # Everybody has a first image before anybody is given a second.
-    for least in (1, 2):
-        _level(owner, y, mix > -np.inf, least, rng)
-    sizes = np.bincount(owner[owner >= 0], minlength=len(mix))
-    if sizes.min() == 0:
-        raise ValueError(
-            f"{partition}: {len(mix)} clients are too many for {len(y)} training images: "
-            f"client {sizes.argmin()} would hold none; lower num_clients"
-        )
-    return owner
-
-
-def _level(owner: np.ndarray, y: np.ndarray, may_hold: np.ndarray, least: int, rng: np.random.Generator) -> None:
-    """Move images, in place, to clients with fewer than ``least`` from the richest clients that hold more."""
-    sizes = np.bincount(owner[owner >= 0], minlength=len(may_hold))
-    # argmax takes the first of equals: in this order, the image is drawn from all those of the richest.
-    order = rng.permutation(len(y))
-    for i in np.flatnonzero(sizes < least):
-        while sizes[i] < least:
-            # Images without an owner (-1) would show the size of the last client; the condition masks them.
-            wealth = np.where((owner[order] >= 0) & may_hold[i, y[order]], sizes[owner[order]], 0)
-            row = order[wealth.argmax()]
-            # Nobody who could give has more than is needed: moving an image would only move the gap.
-            if wealth.max() <= least:
-                break
-            sizes[owner[row]] -= 1
-            sizes[i] += 1
-            owner[row] = i
-
-
-def _deal_some(y: np.ndarray, mix: np.ndarray, samples: int, partition: str, rng: np.random.Generator) -> np.ndarray:
-    owner = np.full(len(y), -1)
-    decks = [rng.permutation(np.flatnonzero(y == c)) for c in range(mix.shape[1])]
-    # In random order, because those who come late find some classes used up.
-    for i in rng.permutation(len(mix)):
-        need = samples
-        while need:  # every pass is the last or empties a deck
-            weights = np.where([len(deck) > 0 for deck in decks], mix[i], -np.inf)
-            if weights.max() == -np.inf:
-                held = np.flatnonzero(mix[i] > -np.inf)
-                raise ValueError(
-                    f"{partition}: client {i} finds {samples - need} of its {samples} samples; the training pool holds "
-                    f"{np.isin(y, held).sum()} images of class {', '.join(map(str, held))}, for all clients that hold "
-                    "them; lower samples_per_client"
-                )
-            for c, count in enumerate(rng.multinomial(need, _shares(weights))):
-                taken, decks[c] = decks[c][:count], decks[c][count:]
-                owner[taken] = i
-                need -= len(taken)
-    return owner
-
-
-def _shares(weights: np.ndarray) -> np.ndarray:
-    """Log weights as shares that sum to one."""
-    # Relative to the largest, or all might be too small for a float.
-    shares = np.exp(weights - weights.max())
-    return shares / shares.sum()

@@ -139,19 +139,24 @@ def micro_gradients(
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean loss () of a model on the whole shard. It draws no random numbers.
+    """The mean loss () of a model on the shard, or on some of its samples.
 
     Attributes:
         chunk: samples run at once.
+        most: the largest number of samples that the loss is taken on, drawn at random; 0 means all.
     """
 
     chunk: int = CHUNK
+    most: int = 0
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Tensor:
         """() the loss."""
         x, y = shard
+        if 0 < self.most < len(y):
+            rows = torch.randperm(len(y), generator=generator)[: self.most]
+            x, y = x[rows], y[rows]
         bench.load(params)
         # Equal pieces: a short last one would give a batch norm poor statistics, or a single sample.
         pieces = math.ceil(len(x) / self.chunk)
@@ -162,8 +167,8 @@ class MeanLoss:
             )
 
     def samples(self, n: int) -> float:
-        """The whole shard, without backward passes."""
-        return n * FORWARD
+        """The samples of the loss, without backward passes."""
+        return min(n, self.most or n) * FORWARD
 
 
 @dataclass(frozen=True)

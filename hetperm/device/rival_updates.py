@@ -1,6 +1,6 @@
 """Updates that only rivals of PERM use. The papers they come from are named in `hetperm.algorithms`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -172,3 +172,161 @@ class Mixture:
     def samples(self, n: int) -> int:
         """The samples of the gradients of both models."""
         return 2 * self.steps * min(self.batch_size, n)
+
+
+@dataclass(frozen=True)
+class Proximal:
+    r"""K steps of the global model w and K of the client's own model v, which a spring pulls to w as received (Ditto).
+
+    .. math:: v \leftarrow v - \eta \big( \nabla f_i(v; \xi) + \lambda (v - w^0) \big), \quad
+        w \leftarrow w - \eta \nabla f_i(w; \xi)
+
+    Both use the same batches. The client's own model is in ``params``, under names that begin with "own ".
+
+    Attributes:
+        lr: eta.
+        prox: lambda.
+        cap: no step is longer than this share of the length of the model that takes it; 0 is no cap.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    prox: float
+    cap: float = 0.0
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> tuple[Params, Params]:
+        """The local copy of w, which the server averages, and the client's own model v."""
+        x, y = shard
+        rows = batches(len(x), self.batch_size, self.steps, generator)
+        bench.load(params)
+        for D in rows:
+            bench.descend(bench.gradient(x[D], y[D]), self.lr, self.cap)
+        w = bench.take()
+        v = {name: params[OWN + name] for name in bench.names}
+        bench.load(v)
+        for D in rows:
+            gradient = bench.gradient(x[D], y[D])
+            pulled = tuple(
+                g + self.prox * (v[name] - params[name]) for name, g in zip(bench.names, gradient, strict=True)
+            )
+            bench.descend(pulled, self.lr, self.cap)
+            v = bench.take()
+        return w, v
+
+    def samples(self, n: int) -> int:
+        """The samples of the gradients of both models."""
+        return 2 * self.steps * min(self.batch_size, n)
+
+
+@dataclass(frozen=True)
+class HeadThenBody:
+    r"""Steps of the classifier alone, then K steps of the body alone: all other parameters (FedRep).
+
+    .. math:: h \leftarrow h - \eta_h \nabla_h f_i(\phi, h; \xi), \quad
+        \phi \leftarrow \phi - \eta \nabla_\phi f_i(\phi, h; \xi)
+
+    Attributes:
+        steps: K, the steps of the body phi.
+        lr: eta.
+        heads: the names of the classifier's parameters h.
+        head_steps: the steps of the classifier.
+        head_lr: eta_h.
+        cap: no step is longer than this share of the model's length; 0 is no cap.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    heads: tuple[str, ...]
+    head_steps: int
+    head_lr: float
+    cap: float = 0.0
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> Params:
+        """The model after its steps."""
+        x, y = shard
+        bench.load(params)
+        for k, D in enumerate(batches(len(x), self.batch_size, self.head_steps + self.steps, generator)):
+            of_head = k < self.head_steps
+            gradient = bench.gradient(x[D], y[D])
+            moved = tuple(
+                g if (name in self.heads) == of_head else torch.zeros_like(g)
+                for name, g in zip(bench.names, gradient, strict=True)
+            )
+            bench.descend(moved, self.head_lr if of_head else self.lr, self.cap)
+        return bench.take()
+
+    def samples(self, n: int) -> int:
+        """The samples of all steps. A step of the classifier counts like any other."""
+        return (self.head_steps + self.steps) * min(self.batch_size, n)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    r"""K steps of SGD on a model whose hidden layers are multiplied by a number, as HeteroFL's Scaler does.
+
+    .. math:: v \leftarrow v - \eta \, s \odot \nabla f_j(s \odot v; \xi)
+
+    A layer is linear in its weight and bias, so multiplying its outputs is multiplying these: s is `scale` for hidden
+    layers (`hidden_layers`) and 1 elsewhere, which is exact for linear and convolutional layers of any module.
+
+    Attributes:
+        lr: eta.
+        scale: 1 / width in HeteroFL.
+        heads: the names of the classifier's parameters, which are not scaled.
+        cap: no step is longer than this share of the length of v; 0 is no cap.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    scale: float
+    heads: tuple[str, ...]
+    cap: float = 0.0
+
+    def __call__(
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
+    ) -> Params:
+        """The model after its K steps, not scaled."""
+        x, y = shard
+        v, hidden = dict(params), hidden_layers(params, self.heads)
+        for D in batches(len(x), self.batch_size, self.steps, generator):
+            bench.load(scaled(v, hidden, self.scale))
+            gradient = bench.gradient(x[D], y[D])
+            slope = tuple(
+                g * self.scale if name in hidden else g for name, g in zip(bench.names, gradient, strict=True)
+            )
+            bench.load(v)
+            bench.descend(slope, self.lr, self.cap)
+            v = bench.take()
+        return v
+
+    def samples(self, n: int) -> int:
+        """The samples of all steps."""
+        return self.steps * min(self.batch_size, n)
+
+
+def hidden_layers(params: Mapping[str, Tensor], heads: Sequence[str]) -> frozenset[str]:
+    """Names of the parameters of layers with a weight of two or more dimensions, without the classifier.
+
+    Example:
+        >>> params = {"fc.weight": torch.zeros(2, 3), "fc.bias": torch.zeros(2), "norm.weight": torch.zeros(2)}
+        >>> sorted(hidden_layers(params | {"out.weight": torch.zeros(1, 2)}, heads=["out.weight"]))
+        ['fc.bias', 'fc.weight']
+    """
+    layers = {_layer(name) for name, x in params.items() if x.dim() >= 2} - {_layer(name) for name in heads}
+    return frozenset(name for name in params if _layer(name) in layers)
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def scaled(params: Mapping[str, Tensor], names: Collection[str], scale: float) -> Params:
+    """The model with some of its parameters multiplied by a number."""
+    return {name: x * scale if name in names else x for name, x in params.items()}

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient, StepLosses
-from hetperm.device.rival_updates import Envelope, Meta, Mixture
+from hetperm.device.rival_updates import Envelope, HeadThenBody, Meta, Mixture, Proximal, Scaled
 from hetperm.device.updates import Distil, Ordered, Sgd, Update
 
 UPDATES: dict[str, type] = {
@@ -20,6 +20,9 @@ UPDATES: dict[str, type] = {
     "meta": Meta,
     "envelope": Envelope,
     "mixture": Mixture,
+    "proximal": Proximal,
+    "head-then-body": HeadThenBody,
+    "scaled": Scaled,
 }
 _NAMES = {kind: name for name, kind in UPDATES.items()}
 

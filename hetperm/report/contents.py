@@ -81,13 +81,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Method:
-    """The figures of one method; `alpha` is None if it has no mixing weights."""
+    """The figures of one method; `alpha` is None if it has no mixing weights.
+
+    Attributes:
+        diverged: None if it finished; else when it went non-finite ("diverged at epoch 3"), and of several seeds with
+            how many ("2 of 3 seeds; 1 diverged at epoch 3"): then the figures are those of the seeds that it finished.
+    """
 
     accuracy: Figures = Figures()
     loss: Figures = Figures()
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     alpha: Mixing | None = None
     cost: Cost = Cost()
+    diverged: str | None = None
 
     @classmethod
     def from_json(cls, table: Row) -> "Method":
@@ -98,6 +104,7 @@ class Method:
             # No default: without mixing weights alpha is None, and not a Mixing full of None.
             alpha=_part(Mixing, table.get("alpha")),
             cost=_part(Cost, table.get("cost", {})),
+            diverged=table.get("diverged"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -107,6 +114,7 @@ class Method:
             "tiers": {name: dict(vars(tier)) for name, tier in self.tiers.items()},
             "alpha": None if self.alpha is None else dict(vars(self.alpha)),
             "cost": dict(vars(self.cost)),
+            **({} if self.diverged is None else {"diverged": self.diverged}),
         }
 
 

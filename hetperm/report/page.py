@@ -156,7 +156,8 @@ def _seed_grid(rows: Rows) -> tables.Grid:
 
 def _as_accuracies(row: Row) -> dict[str, Any]:
     # The columns are called after methods: `tables.cell` could not tell that their numbers are accuracies.
-    return {key: value if key == "seed" or is_blank(value) else f"{value:.3f}" for key, value in row.items()}
+    # A text says that the method diverged.
+    return {key: f"{value:.3f}" if key != "seed" and isinstance(value, float) else value for key, value in row.items()}
 
 
 def _seed_pages(folder: Path, summary: Summary) -> dict[int, str]:

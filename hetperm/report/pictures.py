@@ -26,8 +26,12 @@ COLOURS = {
     "pfedme": "#009E73",
     "apfl": "#CC79A7",
     "ifca": "#8C6D1F",
+    "ditto": "#6B4A3A",
+    "fedrep": "#22AA22",
     "heterofl": "#B39DDB",
     "heterofl-ft": "#6A3D9A",
+    "heterofl-clustered": "#DD55DD",
+    "heterofl-clustered-ft": "#2233CC",
     "fedrolex": "#8BC34A",
     "fedrolex-ft": "#33691E",
     "feddropout": "#FF9E9E",
@@ -36,7 +40,7 @@ COLOURS = {
     "fjord-ft": "#12355B",
 }
 LEGEND = 5  # tiers in a line of the map's legend
-SLICING = ("heterofl", "fedrolex", "feddropout", "fjord")  # and the same with -ft
+SLICING = ("ditto", "fedrep", "heterofl", "heterofl-clustered", "fedrolex", "feddropout", "fjord")  # and with -ft
 
 
 def png(figure: Figure) -> bytes:
@@ -204,7 +208,8 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     share = 0.84 / len(methods)  # of the room from one tier to the next
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
-        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low)
+        label = f"{method} (diverged)" if methods[method].diverged and np.isnan(height[k]).all() else method
+        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, label=label)
         if len(methods) <= 5:  # more bars are too narrow to read a number on
             _numbers(axes, x, height[k], height[k] + np.nan_to_num(spread[k]))
     axes.set_xticks(range(len(names)), labels, fontsize=8)
@@ -221,10 +226,10 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
 
 
 def _bars(
-    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float
+    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, label: str
 ) -> None:
     """Draw a method's bar in every tier, with its spread."""
-    style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": method}
+    style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": label}
     axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
     axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
 
@@ -326,8 +331,11 @@ def curves(
 def _points(histories: Sequence[Rows], name: str, cost: str, unit: float) -> tuple[np.ndarray, np.ndarray]:
     """(points,) the cost so far, mean over seeds, and (seeds, points) the figure, at the points that every seed has."""
     # A method that is fine-tuned at the end is only worth showing with it: that is what a client would use.
-    if column(histories[0], "finished")[-1:] == 1:
+    if any(column(histories[0], "finished")[-1:] == 1):
         histories = [[row for row in rows if row["finished"]] for rows in histories]
+    # Histories of a method that diverged with every seed end at different epochs.
+    shortest = min(map(len, histories))
+    histories = [rows[:shortest] for rows in histories]
     x = np.mean([spent(rows, cost) for rows in histories], axis=0) / unit
     y = np.array([[_number(deployed(row, name)) for row in rows] for rows in histories])
     scored = ~np.isnan(y).any(axis=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from hetperm.report.contents import Gain, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
+from hetperm.report.contents import Gain, Method, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
 from hetperm.report.grid import Grid, markdown, terminal, transposed
 
 WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
@@ -28,6 +28,7 @@ def closing_grid(summary: Summary) -> Grid:
         columns=("method", "accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"),
         rows=[_closing_row(summary, name) for name in summary.methods],
         title=f"{summary.dataset}, {summary.num_clients} clients, {_seeds(summary)}",
+        note=_diverged(summary),
         strong=frozenset(k for k, value in enumerate(means) if value == max(means)),
     )
 
@@ -39,7 +40,7 @@ def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
     mb = method.cost.mb_sent
     return (
         name,
-        _with_spread(method.accuracy.mean, spread),
+        _accuracy(method, method.accuracy.mean, spread),
         _share(method.accuracy.worst),
         _partners(method.alpha),
         f"{method.cost.visits:,.0f}",
@@ -47,6 +48,11 @@ def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
         f"{method.cost.client_steps / summary.num_clients:,.0f}",
         f"{mb:,.1f}" if mb < 100 else f"{mb:,.0f}",
     )
+
+
+def _diverged(summary: Summary) -> str:
+    """A sentence for each method that went non-finite; empty if there is none."""
+    return " ".join(f"{name}: {method.diverged}." for name, method in summary.methods.items() if method.diverged)
 
 
 def _seeds(summary: Summary) -> str:
@@ -141,7 +147,8 @@ def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
         sizes = [cell("clients", tier.clients), cell("width", tier.width), cell("params", tier.params)]
         rows.append([name, *sizes, *(_tier_accuracy(summary, method, name) for method in methods)])
     means = [
-        _with_spread(method.accuracy.mean, summary.spread_of(name).accuracy.mean) for name, method in methods.items()
+        _accuracy(method, method.accuracy.mean, summary.spread_of(name).accuracy.mean)
+        for name, method in methods.items()
     ]
     rows.append(["all", cell("clients", summary.num_clients), "", "", *means])
     columns = ["tier", "clients", "width", "params", *methods]
@@ -150,7 +157,8 @@ def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
         partners = [*(_mean_partners(clients, name) for name in names), _partners(alpha)]
         rows = [[*row, text] for row, text in zip(rows, partners, strict=True)]
     title = f"accuracy by tier{' (± over seeds)' if summary.seeds else ''}"
-    upright = Grid(columns, rows, title=title, note=_one_size(summary), strong=frozenset([len(names)]))
+    note = " ".join(filter(None, [_one_size(summary), _diverged(summary)]))
+    upright = Grid(columns, rows, title=title, note=note, strong=frozenset([len(names)]))
     sideways = transposed(upright)
     return sideways if upright.width > max(WIDE, sideways.width) else upright
 
@@ -187,7 +195,7 @@ def _one_size(summary: Summary) -> str:
 
 def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:
     entry, spread = (part.tiers.get(tier, Tier()) for part in (summary.methods[method], summary.spread_of(method)))
-    return _with_spread(entry.accuracy, spread.accuracy)
+    return _accuracy(summary.methods[method], entry.accuracy, spread.accuracy)
 
 
 def _mean_partners(clients: Rows, tier: str) -> str:
@@ -268,6 +276,7 @@ def results_rows(summary: Summary) -> list[dict[str, Any]]:
                 "rounds": method.cost.rounds,
                 "steps_per_client": method.cost.client_steps / summary.num_clients,
                 "mb_sent": method.cost.mb_sent,
+                "diverged": method.diverged,
             }
         )
     return rows
@@ -279,7 +288,7 @@ def results_markdown(rows: Rows) -> str:
     lines = [
         (
             row["method"],
-            _with_spread(row["accuracy"], row["accuracy_spread"]),
+            _with_spread(row["accuracy"], row["accuracy_spread"]) + _in_brackets(row.get("diverged")),
             _with_spread(row["loss"], row["loss_spread"]),
             _share(row["accuracy_worst"]),
             "" if row["effective_partners"] is None else f"{row['effective_partners']:.1f}",
@@ -295,8 +304,17 @@ def results_markdown(rows: Rows) -> str:
 # Texts
 
 
+def _accuracy(method: Method, value: float | None, spread: float | None) -> str:
+    """An accuracy of a method; "diverged" if it has none because of that. The note below the table says when."""
+    return "diverged" if method.diverged and is_blank(value) else _with_spread(value, spread)
+
+
 def _partners(alpha: Mixing | None) -> str:
     return "-" if alpha is None or is_blank(alpha.effective_partners) else f"{alpha.effective_partners:.1f}"
+
+
+def _in_brackets(text: str | None) -> str:
+    return f" ({text})" if text else ""
 
 
 def _with_spread(value: float | None, spread: float | None) -> str:

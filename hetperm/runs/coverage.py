@@ -13,6 +13,7 @@ from hetperm.randomness import generator_for
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained, default_steps
 from hetperm.server.federation import Federation
+from hetperm.server.global_model import drawn_width
 from submodels import WHOLE
 
 Drawn = Callable[[Client, int], Sequence[float]]  # (client, round) -> the width that it trains in each step
@@ -25,7 +26,8 @@ def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
     if setting.shop.scalable is None or method.one_size or not hasattr(options, "extraction"):
         return None
     if not method.mixes:
-        drawn = partial(_drawn, setting, options) if options.ordered else None
+        # With distillation every step trains all that a client can hold.
+        drawn = partial(_drawn, setting, options) if options.ordered and not options.distil else None
         return list(coverage(setting, options.extraction, rounds=options.rounds, drawn=drawn))
     # Two-stage PERM trains the global model only in the warm-up, the single loop also once an epoch.
     steps = config.epochs if main.method == "perm" else 0
@@ -36,6 +38,8 @@ def _drawn(setting: Setting, options: Options, client: Client, round: int) -> li
     """The width of each step of a client in a round of ordered dropout."""
     # Drawn again from the seed of the task, so that training need not record it.
     federation = Federation(setting.clients, engine=None, seed=setting.config.seed)
+    if options.draws == "round":
+        return [drawn_width(federation, client, round)]
     generator = generator_for(federation.seed, "global", round, client.key)
     return [width for _, width in update_of(client, federation, options).draws(client.n_train, generator)]
 

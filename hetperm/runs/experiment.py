@@ -1,6 +1,7 @@
 """A run from beginning to end: the algorithm, its rivals, and the run folder with all results."""
 
 import copy
+import logging
 import platform
 import sys
 import time
@@ -19,6 +20,7 @@ from hetperm.client import Client
 from hetperm.config import Config, read
 from hetperm.device.bench import Loss
 from hetperm.methods import check_method_tables
+from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
 from hetperm.runs import checkpoint, client_models, files, memory, training
@@ -29,6 +31,8 @@ from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.state import State
 from submodels import WHOLE
+
+log = logging.getLogger(__name__)
 
 OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metrics)
 OnStart = Callable[[Setting], object]
@@ -180,7 +184,8 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
 def _seed_row(result: Result) -> dict[str, Any]:
     summary = result.summary
     methods = {summary["algorithm"]: summary, **summary["baselines"]}
-    return {"seed": summary["seed"], **{name: method["accuracy"]["mean"] for name, method in methods.items()}}
+    figures = {name: method.get("diverged") or method["accuracy"]["mean"] for name, method in methods.items()}
+    return {"seed": summary["seed"], **figures}
 
 
 def run_name(config: Config) -> str:
@@ -218,7 +223,10 @@ def _opened(folder: Path, config: Config) -> Iterator[None]:
 def _execute(
     setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_start: OnStart | None = None
 ) -> Result:
-    """Train the algorithm, then its rivals with as many steps. Write every result as soon as it is known."""
+    """Train the algorithm, then its rivals with as many steps. Write every result as soon as it is known.
+
+    A rival that diverges is part of the result; the algorithm that does so is an error.
+    """
     config, began = setting.config, time.perf_counter()
     saved = {}
     if folder is not None:
@@ -236,7 +244,7 @@ def _execute(
         for name in config.baselines:
             if not (name in saved and saved[name].finished):
                 _write(result)  # so that finished results are kept if a rival fails
-            rival = _train(setting, name, steps, folder, saved, on_epoch)
+            rival = _train(setting, name, steps, folder, saved, on_epoch, may_diverge=True)
             result = _result(main, {**result.baselines, name: rival}, folder)
         if folder is None or _is_complete(result):
             return result
@@ -262,19 +270,33 @@ def _train(
     folder: Path | None,
     saved: Mapping[str, checkpoint.Saved],
     on_epoch: OnEpoch | None,
+    *,
+    may_diverge: bool = False,
 ) -> Trained:
-    """Train a method epoch by epoch, from its checkpoint if it has one, and save a checkpoint after each."""
+    """Train a method epoch by epoch, from its checkpoint if it has one, and save a checkpoint after each.
+
+    Args:
+        may_diverge: whether a method that goes non-finite is a result rather than an error.
+    """
     before = now = saved.get(name)
     kept = None if folder is None else _checkpoints(folder)
     # Closed even after an error: the generator holds an engine whose workers must end.
     with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
-        for now in epochs:
-            if kept is not None and now is not before:  # what came from a checkpoint is saved already
+        try:
+            for now in epochs:
+                if kept is not None and now is not before:  # what came from a checkpoint is saved already
+                    checkpoint.save(training.checkpoint_file(kept, name), now)
+                    if name == setting.config.algorithm and now.history:
+                        files.write_csv(folder / "metrics.csv", now.history)
+                if on_epoch and now.history:
+                    on_epoch(name, now.history[-1])
+        except NotFinite as error:
+            if not may_diverge:
+                raise
+            now = training.diverged(setting, now)
+            log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
+            if kept is not None:
                 checkpoint.save(training.checkpoint_file(kept, name), now)
-                if name == setting.config.algorithm and now.history:
-                    files.write_csv(folder / "metrics.csv", now.history)
-            if on_epoch and now.history:
-                on_epoch(name, now.history[-1])
     return training.trained(setting, name, now, before)
 
 
@@ -315,11 +337,17 @@ def _write(result: Result) -> None:
     files.write_json(folder / "summary.json", result.summary)
     files.write_csv(folder / "metrics.csv", result.history)
     files.write_csv(folder / "clients.csv", result.clients)
-    rivals = [{"method": name, **row} for name, rival in result.baselines.items() for row in rival.history]
+    rivals = [{"method": name, **row} for name, rival in result.baselines.items() for row in _epoch_rows(rival)]
     if rivals:
         files.write_csv(folder / "baselines.csv", rivals)
     if result.alpha is not None:
         files.write_alpha(folder, _matrix(result.alpha))
+
+
+def _epoch_rows(rival: Trained) -> list[Mapping[str, Any]]:
+    """The history of a rival, and a last row that says so if it diverged."""
+    last = [{"epoch": rival.state.r + 1, "diverged": rival.diverged}] if rival.diverged else []
+    return [*rival.history, *last]
 
 
 def _save_models(result: Result) -> None:
@@ -386,12 +414,17 @@ def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
 
 
 def histories(results: Sequence[Result]) -> dict[str, list[Sequence[Mapping[str, Any]]]]:
-    """method -> its histories, one per run."""
+    """method -> its histories, one for each run that it finished; if it diverged in all, one for each run."""
     first = results[0]
+    rivals = {name: [result.baselines[name] for result in results] for name in first.baselines}
     return {
         first.main.method: [result.history for result in results],
-        **{name: [result.baselines[name].history for result in results] for name in first.baselines},
+        **{name: [one.history for one in _finished(runs)] for name, runs in rivals.items()},
     }
+
+
+def _finished(runs: Sequence[Trained]) -> Sequence[Trained]:
+    return [one for one in runs if not one.diverged] or runs
 
 
 def _timing(result: Result, seconds: float) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Setting:
         start: the global model before training.
         tiers: (N,) the tier of every client.
         engine: the name of the engine that runs the tasks; never "auto".
-        heads: names of the classifier's parameters, if clients mask classes.
+        heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
     """
@@ -113,7 +113,7 @@ class Setting:
         """The setting for methods that need one size: all clients have the model of the smallest client."""
         widths = {client.width for client in self.clients}
         if widths == {1.0}:
-            return replace(self, heads=())
+            return self
         bench = self.shop.at(min(widths))
         return replace(
             self,
@@ -121,8 +121,20 @@ class Setting:
             clients=tuple(replace(client, width=1.0) for client in self.clients),
             shop=Workshop(copy.deepcopy(bench.module), bench.loss),
             start=fresh_model(self.slicer, min(widths), self.start, seed=self.config.seed),
-            heads=(),  # these methods average all rows of the classifier, as FedAvg does
         )
+
+    def masked(self) -> "Setting":
+        """The setting in which each client trains and predicts only the classes that it has."""
+        if self.config.label_mask:
+            return self
+        clients, heads = _masked(self.clients, self.shop.full.module)
+        return replace(self, clients=clients, heads=tuple(heads))
+
+    def found_heads(self) -> tuple[str, ...]:
+        """Names of the classifier's trained parameters; empty if the model has no linear layer for its outputs."""
+        module, x = self.shop.full.module, self.clients[0].train[0]
+        heads = zoo.classifier(module, _num_outputs(module, x))
+        return tuple(name for name in heads if name in self.start)
 
 
 def from_config(config: Config, tiers: Profile | None = None) -> Setting:
@@ -312,9 +324,8 @@ def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
 
 def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client, ...], list[str]]:
     """The clients, each with the classes of its shard, and the names of the classifier's parameters."""
-    # The model is asked, because a shard may lack the last classes. A copy, so that its mode and statistics stay.
-    with torch.no_grad():
-        num_classes = copy.deepcopy(module).eval()(clients[0].train[0][:1]).shape[-1]
+    # The model is asked, because a shard may lack the last classes.
+    num_classes = _num_outputs(module, clients[0].train[0])
     for i, client in enumerate(clients):
         labels = client.train[1]
         if labels.is_floating_point() or labels.dim() != 1 or int(labels.max()) >= num_classes:
@@ -326,3 +337,11 @@ def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client,
         tuple(replace(client, classes=mask) for client, mask in zip(clients, masks, strict=True)),
         zoo.classifier(module, num_classes),
     )
+
+
+def _num_outputs(module: nn.Module, x: Tensor) -> int:
+    """The number of outputs of a module for a sample; 0 if it returns no tensor."""
+    # A copy, so that its mode and statistics stay.
+    with torch.no_grad():
+        outputs = copy.deepcopy(module).eval()(x[:1])
+    return outputs.shape[-1] if isinstance(outputs, Tensor) and outputs.dim() else 0

@@ -1,5 +1,6 @@
 """The figures of a run, by method and by client, and the aggregate over several seeds."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,9 +30,9 @@ def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
 
 
 def _method(trained: Trained) -> Method:
-    """The figures of one method."""
+    """The figures of one method; of one that diverged only its sizes and its cost."""
     setting = trained.setting
-    over_clients = figures(setting, trained.accuracy, trained.loss)
+    over_clients = {} if trained.diverged else figures(setting, trained.accuracy, trained.loss)
     accuracies = by_tier(setting, trained.accuracy)
     first = {tier: setting.tiers.index(tier) for tier in setting.tier_names}  # any client of a tier stands for it
     tiers = {
@@ -39,16 +40,17 @@ def _method(trained: Trained) -> Method:
             clients=setting.tiers.count(tier),
             width=setting.clients[i].width,
             params=setting.num_params(trained.widths[i]),
-            accuracy=accuracies[tier],
+            accuracy=None if trained.diverged else accuracies[tier],
         )
         for tier, i in first.items()
     }
     return Method(
-        accuracy=Figures(**over_clients["accuracy"]),
-        loss=Figures(**over_clients["loss"]),
+        accuracy=Figures(**over_clients.get("accuracy", {})),
+        loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
-        alpha=_mixing(setting, trained.state.alpha),
+        alpha=None if trained.diverged else _mixing(setting, trained.state.alpha),
         cost=Cost(**vars(trained.state.work)),
+        diverged=trained.diverged or None,
     )
 
 
@@ -90,25 +92,55 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
 def aggregate(summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
     """The summary of several runs: the mean of every figure and its standard deviation over seeds (``spread``).
 
-    ``paired`` holds for each rival by how much the algorithm is ahead of it, seed by seed.
+    ``paired`` holds for each rival by how much the algorithm is ahead of it, seed by seed. The figures of a rival are
+    over the seeds that it finished; ``diverged`` says of how many it did not.
 
     Args:
         summaries: the content of summary.json of each run.
         seeds: the seeds of the runs.
     """
     # The mean of seeds would mean nothing.
-    without_seed = [{key: value for key, value in summary.items() if key != "seed"} for summary in summaries]
-    mean, spread = mean_and_spread(without_seed)
+    apart = ("seed", "baselines")
+    mean, spread = mean_and_spread([{key: one[key] for key in one if key not in apart} for one in summaries])
+    rivals = {name: [one["baselines"][name] for one in summaries] for name in summaries[0]["baselines"]}
+    pairs = {name: _over_seeds(runs) for name, runs in rivals.items()}
     # Differences seed by seed: what a seed does to both methods alike cancels.
-    paired = {
-        name: _paired([one["accuracy"]["mean"] - one["baselines"][name]["accuracy"]["mean"] for one in summaries])
-        for name in mean["baselines"]
+    own = [one["accuracy"]["mean"] for one in summaries]
+    paired = {name: _paired(own, runs) for name, runs in rivals.items()}
+    return {
+        **mean,
+        "baselines": {name: pair[0] for name, pair in pairs.items()},
+        "seeds": list(seeds),
+        "spread": {**spread, "baselines": {name: pair[1] for name, pair in pairs.items()}},
+        "paired": paired,
     }
-    return {**mean, "seeds": list(seeds), "spread": spread, "paired": paired}
 
 
-def _paired(differences: list[float]) -> dict[str, Any]:
-    mean, std = mean_and_spread(differences)
+def _over_seeds(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(mean, spread) of a rival over the seeds that it finished; if it diverged with all of them, of its cost."""
+    moments = [one["diverged"] for one in runs if one.get("diverged")]
+    kept = [one for one in runs if not one.get("diverged")] or runs
+    mean, spread = mean_and_spread([{key: one[key] for key in one if key != "diverged"} for one in kept])
+    return mean | ({"diverged": _of_seeds(moments, len(runs))} if moments else {}), spread
+
+
+def _of_seeds(moments: Sequence[str], seeds: int) -> str:
+    """What became of a rival that diverged with some seeds.
+
+    Example:
+        >>> _of_seeds(["diverged at epoch 3"], 3), _of_seeds(["diverged at epoch 3", "diverged at epoch 1"], 2)
+        ('2 of 3 seeds; 1 diverged at epoch 3', '0 of 2 seeds; 1 diverged at epoch 3, 1 diverged at epoch 1')
+    """
+    counts = ", ".join(f"{count} {moment}" for moment, count in Counter(moments).items())
+    return f"{seeds - len(moments)} of {seeds} seeds; {counts}"
+
+
+def _paired(own: Sequence[float], rival: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    differences = [
+        None if one.get("diverged") else mine - one["accuracy"]["mean"] for mine, one in zip(own, rival, strict=True)
+    ]
+    known = [difference for difference in differences if difference is not None]
+    mean, std = mean_and_spread(known) if known else (None, None)
     return {"mean": mean, "std": std, "differences": differences}
 
 

@@ -26,6 +26,8 @@ from hetperm.server.federation import Federation
 from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
 
+DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -39,6 +41,8 @@ class Trained:
         seconds: time of training, including the time before the run was resumed.
         seconds_before_resume: the part of `seconds` before the run was resumed.
         trained_here: whether this process trained any epoch of it; otherwise all came from a checkpoint.
+        diverged: when it went non-finite, such as "diverged at epoch 3"; empty if it finished. What diverged has no
+            scores, and its state and history are those of its last good epoch.
     """
 
     method: str
@@ -51,6 +55,7 @@ class Trained:
     seconds: float
     seconds_before_resume: float
     trained_here: bool
+    diverged: str = ""
 
 
 def default_steps(config: Config) -> int:
@@ -69,10 +74,19 @@ def steps_taken(state: State) -> int:
 
 def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
     """The algorithm of a method in a setting. Each client may compute ``steps`` mini-batch gradients."""
-    federation = Federation(
-        setting.clients, engine, setting.slicer, setting.config.seed, setting.heads, keep, cache(setting.macs)
-    )
-    return METHODS[name].make(federation, setting.start, options_for(name, setting.config, steps=steps))
+    method, seed = METHODS[name], setting.config.seed
+    options = options_for(name, setting.config, steps=steps)
+    # Only where they are needed: a user's model may return anything.
+    finds_heads = method.finds_heads or getattr(options, "scaler", False)
+    heads = setting.found_heads() if finds_heads else setting.heads
+    federation = Federation(setting.clients, engine, setting.slicer, seed, heads, keep, cache(setting.macs))
+    return method.make(federation, setting.start, options)
+
+
+def setting_of(setting: Setting, name: str) -> Setting:
+    """The setting in which a method is trained and scored: with masked classes if its table says so."""
+    table = setting.config.rivals.get(name, {})
+    return setting.masked() if table.get("masked_loss") else setting
 
 
 def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> Iterator[State]:
@@ -97,6 +111,7 @@ def epochs(
     if saved is not None and saved.finished:
         yield saved
         return
+    setting = setting_of(setting, name)
     config, method = setting.config, METHODS[name]
     # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
@@ -151,6 +166,7 @@ def _naming(method: str) -> Iterator[None]:
 
 def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> Trained:
     """The trained method, from its last checkpoint and the one that it was resumed from, if any."""
+    setting = setting_of(setting, name)
     return Trained(
         name,
         setting,
@@ -162,6 +178,24 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
         seconds=saved.extra["seconds"],
         seconds_before_resume=0.0 if before is None else before.extra["seconds"],
         trained_here=saved is not before,
+        diverged=saved.extra.get(DIVERGED, ""),
+    )
+
+
+def diverged(setting: Setting, last: Saved | None) -> Saved:
+    """The checkpoint of a method that went non-finite: finished, so that resuming does not train it again.
+
+    Args:
+        last: its last good checkpoint; None if it has none.
+    """
+    nan = [math.nan] * len(setting.clients)
+    when = "before epoch 1" if last is None else f"at epoch {last.state.r + 1}"
+    extra = {"setting": _fingerprint(setting), "seconds": 0.0} if last is None else last.extra
+    return Saved(
+        State(0, setting.start, ()) if last is None else last.state,
+        () if last is None else last.history,
+        finished=True,
+        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: f"diverged {when}"},
     )
 
 

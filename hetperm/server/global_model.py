@@ -57,13 +57,14 @@ def local_sgd_round(
 
 def drawn_widths(federation: Federation, round: int) -> list[float]:
     """(N,) the width that each client trains in a round of ordered training: one of those in use that it can hold."""
-    in_use = sorted({client.width for client in federation.clients})
-    drawn = []
-    for client in federation.clients:
-        fitting = [width for width in in_use if width <= client.width]
-        generator = generator_for(federation.seed, "width", round, client.key)
-        drawn.append(fitting[int(torch.randint(len(fitting), (), generator=generator))])
-    return drawn
+    return [drawn_width(federation, client, round) for client in federation.clients]
+
+
+def drawn_width(federation: Federation, client: Client, round: int) -> float:
+    """The width that one client draws; see `drawn_widths`."""
+    fitting = sorted({other.width for other in federation.clients if other.width <= client.width})
+    generator = generator_for(federation.seed, "width", round, client.key)
+    return fitting[int(torch.randint(len(fitting), (), generator=generator))]
 
 
 def gradient_step(
@@ -113,6 +114,11 @@ def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:
     share = 1 / len(clients)
     order = sorted(range(len(clients)), key=lambda j: clients[j].key)
     return mixed(*((models[j], share) for j in order))
+
+
+def whole_mean(federation: Federation, w: Params, models: Sequence[Params]) -> Params:
+    """The average of models of one size, of the same rows of the classifier as in `covered_mean`."""
+    return covered_mean(federation, w, models, [WHOLE] * len(models))
 
 
 def covered_mean(federation: Federation, w: Params, models: Sequence[Params], indices: Sequence[Index]) -> Params:

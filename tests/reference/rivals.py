@@ -140,3 +140,23 @@ def ifca(shards, starts, draw, *, rounds, lr):
             if members:
                 models[c] = mean(members)
     return [models[c] for c in choices()]
+
+
+def ditto(shards, start, draw, *, rounds, lr, lam):
+    w, own = start, [start for _ in shards]
+    for t in range(rounds):
+        local_models = []
+        for i, shard in enumerate(shards):
+            local_models.append(train(w, shard, draw(t, i), lr))
+            for batch in draw(t, i):
+                own[i] = own[i] - lr * (gradient(own[i], *on(shard, batch)) + lam * (own[i] - w))
+        w = mean(local_models)
+    return own
+
+
+def fedrep(shards, start, draw, *, rounds, lr, head_steps):
+    """Of a model that is nothing but a classifier: each client trains it alone, in the first steps of a round."""
+    own = [start for _ in shards]
+    for t in range(rounds):
+        own = [train(own[i], shard, draw(t, i)[:head_steps], lr) for i, shard in enumerate(shards)]
+    return own

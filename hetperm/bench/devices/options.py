@@ -45,7 +45,8 @@ class Options:
     curves: bool = True
     """Also train PERM and its rivals against the simulated clock."""
     dataset: str = "digits"
-    """Data of the federated runs: digits, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH or leaf:PATH."""
+    """Data of the federated runs, images: digits, digit-pairs, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH,
+    leaf:PATH or npz:PATH."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     image_size: Annotated[int | None, whole(1)] = None

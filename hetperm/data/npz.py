@@ -1,0 +1,209 @@
+"""npz:PATH: samples in one numpy file, with who they come from if the file says so.
+
+A file holds x (n, ...) and y (n,). It may hold ``user`` (n,), ``split`` (n,) with 0 for training and 1 for testing, and
+``classes``, their names or their number. What x is follows from its shape and type:
+
+=======================  =============================  ==================================
+x in the file            meaning                        input of a model
+=======================  =============================  ==================================
+(n, d)                   vectors                        (d,)
+(n, length, channels)    windows of a signal            (channels, length)
+uint8 (n, h, w)          grey images                    (1, h, w)
+uint8 (n, h, w, 1 or 3)  grey or colour images          (1 or 3, h, w)
+=======================  =============================  ==================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from hetperm.data.images import Images, Source, order_by, share_of
+
+TEST_SHARE = 0.25  # of the samples, where the file does not say which are for testing
+MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
+_KEYS = ("x", "y", "user", "split", "classes")
+_SHAPES = "vectors (n, d), windows (n, length, channels), or uint8 images (n, h, w), (n, h, w, 1) or (n, h, w, 3)"
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a file holds, checked.
+
+    Attributes:
+        samples: its samples, in the order of the file.
+        test: (n,) bool, True for testing; None if the file does not say.
+    """
+
+    samples: Images
+    num_classes: int
+    test: Tensor | None
+
+    @property
+    def are_images(self) -> bool:
+        """Whether the samples are images, which are independent of each other."""
+        return len(self.samples.x.shape) == 4
+
+
+def read(path: Path, *, natural: bool, validation_share: float) -> Source:
+    """The samples of a file, to be divided into pools.
+
+    Args:
+        natural: divide what each user has by position (see `by_position`), whatever ``split`` says. Otherwise ``split``
+            tells the test samples; without it, a quarter is drawn from all of them.
+        validation_share: of what is divided by position.
+    """
+    contents = _contents(path)
+    samples, val, test = contents.samples, None, None
+    if natural and samples.writer is not None:
+        gap = 0 if contents.are_images else 1
+        pool = by_position(samples.y, samples.writer, validation_share=validation_share, gap=gap)
+        samples, val, test = (contents.samples.take((pool == k).nonzero().squeeze(1)) for k in range(3))
+    elif contents.test is not None:
+        samples, test = (contents.samples.take((contents.test == k).nonzero().squeeze(1)) for k in (False, True))
+    peak = 255 if contents.are_images else 1
+    return Source(samples, test, contents.num_classes, peak=peak, mean=None, std=None, val=val, test_share=TEST_SHARE)
+
+
+def by_position(y: Tensor, user: Tensor, *, validation_share: float, gap: int) -> Tensor:
+    """(n,) pool of each sample: 0 for training, 1 for validation, 2 for testing, -1 for none.
+
+    Of what a user has of a class, the first samples are for training, the next for validation and the last quarter for
+    testing. Windows overlap with the next one, so ``gap`` of them are left out between the parts. A class with too few
+    samples for all parts gives up validation first, then testing.
+
+    Args:
+        y: (n,) classes; `user`: (n,) whom each sample comes from.
+
+    Example:
+        >>> by_position(torch.zeros(9), torch.zeros(9), validation_share=0.2, gap=1)
+        tensor([ 0,  0,  0,  0, -1,  1, -1,  2,  2])
+    """
+    pool = torch.full((len(y),), -1)
+    both = torch.stack([user, y.to(user.dtype)], dim=1).unique(dim=0, return_inverse=True)[1]
+    for rows in order_by(both, torch.arange(len(y))):
+        n = len(rows)
+        train, val, test = _sizes(n, validation_share, gap)
+        pool[rows[:train]] = 0
+        pool[rows[train + gap : train + gap + val]] = 1
+        pool[rows[n - test :]] = 2
+    return pool
+
+
+def _sizes(n: int, validation_share: float, gap: int) -> tuple[int, int, int]:
+    """How many of n samples are for training, validation and testing; some are always for training."""
+    test = share_of(TEST_SHARE, n)
+    rest = n - test - gap
+    if rest < 1:
+        return n, 0, 0
+    val = share_of(validation_share, rest)
+    train = rest - val - gap
+    return (train, val, test) if val and train >= 1 else (rest, 0, test)
+
+
+# Reading and checking
+
+
+def _contents(path: Path) -> Contents:
+    arrays = _arrays(path)
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise ValueError(f"{path} has no {key!r} and holds {', '.join(arrays) or 'nothing'}; save x and y in it")
+    x = _inputs(arrays["x"], path)
+    for key in ("y", "user", "split"):
+        if key in arrays and arrays[key].shape != (len(x),):
+            raise ValueError(
+                f"{path}: x has {len(x)} samples and {key} has shape {arrays[key].shape}; "
+                f"{key} must be one value a sample"
+            )
+    y, num_classes = _labels(arrays, path)
+    return Contents(Images(x, y, _users(arrays, path)), num_classes, _split(arrays, path))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file that have a meaning here."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path} to read samples from; write npz:PATH with one that exists")
+    try:
+        # Never unpickled: a pickle can run anything. Opened here, because numpy leaves a broken file open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return {key: file[key] for key in _KEYS if key in file.files}
+    except Exception as error:  # a broken file can raise nearly anything, and one array (.npy) is no context
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read as an npz file of plain arrays ({reason}); numpy.savez writes such a file"
+        ) from error
+
+
+def _inputs(x: np.ndarray, path: Path) -> Tensor:
+    """x as it is divided and prepared: channels before the sides of an input."""
+    if x.dtype.kind not in "fiu":
+        raise ValueError(f"{path}: x is {x.dtype}; it must be numbers")
+    if x.size == 0:
+        raise ValueError(f"{path}: x has shape {x.shape}, which holds nothing; save at least one sample")
+    images = x.dtype == np.uint8 and x.ndim > 2
+    if images and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))):
+        return torch.from_numpy(rearrange(x.reshape(*x.shape[:3], -1), "n h w c -> n c h w").copy())
+    if images or x.ndim not in (2, 3):
+        raise ValueError(f"{path}: x is {x.dtype} of shape {x.shape}; it must be {_SHAPES}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found below
+        x = np.ascontiguousarray(np.moveaxis(x, -1, 1), dtype=np.float32)
+    # A finite sum settles it in one pass; it may also overflow, hence the second look.
+    if not np.isfinite(x.sum(dtype=np.float64)):
+        bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        raise ValueError(f"{path}: x is not finite in {bad.sum()} samples, first in sample {bad.argmax()}; remove them")
+    return torch.from_numpy(x)
+
+
+def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:
+    """The classes of the samples, and how many classes there are."""
+    y = arrays["y"]
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{path}: y is {y.dtype}; labels must be whole numbers from 0, saved as integers")
+    if y.min() < 0:
+        raise ValueError(f"{path}: y has the label {y.min()}; labels must be whole numbers from 0")
+    if y.max() >= MOST_CLASSES:
+        raise ValueError(
+            f"{path}: y has the label {y.max()}; number the classes from 0, at most {MOST_CLASSES} of them"
+        )
+    num_classes = int(y.max()) + 1
+    if "classes" in arrays:
+        names, num_classes = arrays["classes"], _class_count(arrays["classes"])
+        if num_classes is None:
+            raise ValueError(f"{path}: classes has shape {names.shape}; it must be a list of names or their number")
+        if y.max() >= num_classes:
+            raise ValueError(f"{path}: y has the label {y.max()} and there are {num_classes} classes, numbered from 0")
+    return torch.from_numpy(y.astype(np.int64)), num_classes
+
+
+def _class_count(classes: np.ndarray) -> int | None:
+    if classes.ndim == 1:
+        return len(classes)
+    whole = classes.ndim == 0 and classes.dtype.kind in "iu" and 0 < classes <= MOST_CLASSES
+    return int(classes) if whole else None
+
+
+def _users(arrays: Mapping[str, np.ndarray], path: Path) -> Tensor | None:
+    """(n,) the number of whom each sample comes from, in the order of their names."""
+    if "user" not in arrays:
+        return None
+    user = arrays["user"]
+    if user.dtype.kind not in "iuUS":
+        raise ValueError(f"{path}: user is {user.dtype}; it must be whole numbers or texts")
+    return torch.from_numpy(np.unique(user, return_inverse=True)[1].reshape(-1))
+
+
+def _split(arrays: Mapping[str, np.ndarray], path: Path) -> Tensor | None:
+    if "split" not in arrays:
+        return None
+    values = np.unique(arrays["split"])
+    if values.dtype.kind not in "iub" or values.tolist() != [0, 1]:
+        some = ", ".join(map(str, values[:5]))
+        raise ValueError(
+            f"{path}: split has the values {some}; it must be 0 for training and 1 for testing, some of each"
+        )
+    return torch.from_numpy(arrays["split"].astype(bool))
