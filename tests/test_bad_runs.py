@@ -11,8 +11,7 @@ from hetperm.cli.train import main
 from hetperm.config import ALGORITHMS, load
 from hetperm.params import NotFinite
 
-TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --share 0.7 --quiet".split()
-TINY += ["--steps", "0"]
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --steps 0 --quiet".split()
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
 
 

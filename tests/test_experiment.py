@@ -126,7 +126,8 @@ def test_the_seed_changes_the_numbers(finished, tmp_path):
 
 def test_a_rival_gets_the_steps_that_perm_took(finished):
     taken = finished.summary["cost"]["client_steps"] / 4
-    assert 0 <= taken - finished.summary["baselines"]["local"]["cost"]["client_steps"] / 4 < 2
+    # Rounded up to a whole step, of which a rival takes as many as make whole rounds.
+    assert -1 < taken - finished.summary["baselines"]["local"]["cost"]["client_steps"] / 4 < 2
 
 
 @pytest.mark.usefixtures("no_pictures")

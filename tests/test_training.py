@@ -69,7 +69,7 @@ def test_a_finished_method_is_not_trained_again(monkeypatch):
 
 
 def test_an_error_says_which_method_it_is_about_and_keeps_its_kind():
-    rates = {"rivals": {"fedavg": {"lr": 1e38}}}
+    rates = {"rivals": {"fedavg": {"lr": 1e38}}, "step_cap": 0.0}
     with pytest.raises(NotFinite, match=r"^fedavg: .*client \d: .*; lower the learning rate"):
         list(epochs(setting_of(**rates), "fedavg", steps=20))
     with pytest.raises(ValueError, match=r"^local: a budget of 1 steps a client pays for no round, which takes 3"):
@@ -90,7 +90,8 @@ def test_steps_by_hand():
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedavg-ft", "heterofl", "fedrolex-ft", "ifca"])
 def test_a_rival_takes_the_steps_it_is_given_and_fine_tuning_is_part_of_them(method):
     *_, last = epochs(setting_of(), method, steps=20)
-    assert last.state.work.client_steps == 20 * 4
+    # The losses of clusters do not come in whole steps, so what is left at the end may be too little for a round.
+    assert 0 <= 20 * 4 - last.state.work.client_steps < (2 * 4 if method == "ifca" else 1e-9)
 
 
 # Tail averages and fine-tuning
@@ -126,7 +127,7 @@ def test_evaluation_can_be_left_to_every_other_epoch():
 
 
 def test_validation_figures_are_in_the_last_row_and_those_of_validation_data():
-    setting = setting_of(tail_average=0.0)
+    setting = setting_of(tail_average=0.0, personal_lr=0.5)
     # Every label of the validation data is wrong, so that no figure of the test data can pass for one of theirs.
     clients = tuple(replace(client, val=(client.val[0], 1 - client.val[1])) for client in setting.clients)
     setting = replace(setting, clients=clients)
