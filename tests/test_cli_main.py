@@ -15,7 +15,7 @@ from hetperm.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = (
-    "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 1 --warmup-rounds 1 --steps 0 --share 0.7".split()
+    "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 1 --warmup-rounds 1 --steps 0".split()
 )
 
 
