@@ -32,7 +32,7 @@ def write(update: Update) -> dict[str, Any]:
 
     Example:
         >>> write(Sgd(steps=5, batch_size=32, lr=0.2))
-        {'update': 'sgd', 'steps': 5, 'batch_size': 32, 'lr': 0.2}
+        {'update': 'sgd', 'steps': 5, 'batch_size': 32, 'lr': 0.2, 'cap': 0.0}
     """
     # By exact type: a subclass may behave differently, and the reader would build its parent.
     if type(update) not in _NAMES:
@@ -46,7 +46,7 @@ def read(plain: Mapping[str, Any]) -> Update:
 
     Example:
         >>> read({"update": "ordered", "steps": 5, "batch_size": 32, "lr": 0.2, "widths": [0.5, 1.0]})
-        Ordered(steps=5, batch_size=32, lr=0.2, widths=(0.5, 1.0))
+        Ordered(steps=5, batch_size=32, lr=0.2, widths=(0.5, 1.0), cap=0.0)
     """
     values = dict(plain)
     name = values.pop("update", None)
