@@ -11,7 +11,8 @@ from hetperm.cli.train import main
 from hetperm.config import ALGORITHMS, load
 from hetperm.params import NotFinite
 
-TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --quiet".split()
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --share 0.7 --quiet".split()
+TINY += ["--steps", "0"]
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
 
 
@@ -155,7 +156,7 @@ def shard(n: int, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(model: nn.Module, sizes, **changes):
-    config = Config(**{"epochs": 4, "local_steps": 2, "warmup_rounds": 1, "baselines": (), **changes})
+    config = Config(**{"epochs": 4, "local_steps": 2, "steps": 0, "warmup_rounds": 1, "baselines": (), **changes})
     return fit(model, [Client(shard(n), test=shard(4)) for n in sizes], config)
 
 
@@ -184,7 +185,7 @@ def test_clients_of_one_sample_need_a_number_as_regularization():
 def test_labels_that_the_model_has_no_output_for_name_the_client():
     clients = [Client(shard(5)), Client(shard(5, classes=3))]
     with pytest.raises(RuntimeError, match="perm: global round 0: client 1: Target 2 is out of bounds"):
-        fit(nn.Linear(3, 2), clients, Config(epochs=1, warmup_rounds=1, baselines=()))
+        fit(nn.Linear(3, 2), clients, Config(epochs=1, steps=0, warmup_rounds=1, baselines=()))
 
 
 def batch_norm() -> nn.Module:
@@ -207,7 +208,7 @@ def test_clients_without_data_are_refused():
 
 def test_a_metric_or_loss_of_ones_own_that_is_not_finite_stops_the_run():
     clients = [Client(shard(5), test=shard(4)), Client(shard(4))]
-    config = Config(epochs=1, warmup_rounds=1, baselines=())
+    config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=())
     with pytest.raises(NotFinite, match=r"perm: after epoch 1: client 0: test loss .*, metric nan"):
         fit(nn.Linear(3, 2), clients, config, metric=lambda outputs, y: outputs.sum() * torch.nan)
     with pytest.raises(NotFinite, match="perm: global round 0: client 0: weight is not finite"):

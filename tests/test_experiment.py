@@ -23,7 +23,10 @@ TINY = {
     "samples_per_client": 20,
     "epochs": 2,
     "local_steps": 2,
+    "steps": 0,
     "warmup_rounds": 1,
+    "share": 0.7,
+    "alpha_every": 1,
     "personal_lr": 1.0,
     "baselines": (),
 }
@@ -220,7 +223,14 @@ def negative_error(outputs, targets):
 
 
 def own(**changes) -> Config:
-    settings = {"epochs": 4, "personal_lr": 0.1, "warmup_rounds": 1, "baselines": ("local",), "batch_size": 10}
+    settings = {
+        "epochs": 4,
+        "personal_lr": 0.1,
+        "steps": 0,
+        "warmup_rounds": 1,
+        "baselines": ("local",),
+        "batch_size": 10,
+    }
     return Config(**settings | changes)
 
 

@@ -25,7 +25,10 @@ TINY = {
     "model_options": {"hidden": [16, 16]},
     "epochs": 2,
     "local_steps": 1,
+    "steps": 0,
     "warmup_rounds": 1,
+    "share": 0.7,
+    "alpha_every": 1,
     "baselines": (),
 }
 WIDTHS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
@@ -342,7 +345,9 @@ def test_fit_takes_clients_of_different_widths(tmp_path):
     result = fit(
         model,
         clients,
-        Config(epochs=4, warmup_rounds=2, baselines=("local", "heterofl-ft"), batch_size=10, out=tmp_path / "mine"),
+        Config(
+            epochs=4, steps=0, warmup_rounds=2, baselines=("local", "heterofl-ft"), batch_size=10, out=tmp_path / "mine"
+        ),
         loss=F.mse_loss,
         metric=lambda outputs, y: -(outputs - y).abs().mean(),
     )
@@ -364,6 +369,6 @@ def test_models_of_words_can_be_loaded(tmp_path):
     model = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(5 * 8, 16), nn.ReLU(), nn.Linear(16, 2))
     words = torch.arange(200).reshape(40, 5) % 9
     clients = [Client((words, words.sum(1) % 2), width=width) for width in (1.0, 0.5)]
-    result = fit(model, clients, Config(epochs=1, warmup_rounds=0, baselines=(), out=tmp_path / "run"))
+    result = fit(model, clients, Config(epochs=1, steps=0, warmup_rounds=0, baselines=(), out=tmp_path / "run"))
     for i in range(2):
         assert same_models(load_client(result.folder, i, model=model), result.model(i))

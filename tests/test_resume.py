@@ -28,7 +28,10 @@ TINY = {
     "model_options": {"hidden": [16, 16]},
     "epochs": 3,
     "local_steps": 1,
+    "steps": 0,
     "warmup_rounds": 1,
+    "share": 0.7,
+    "alpha_every": 1,
     "quiet": True,
 }
 METHODS = ("perm", "local", "heterofl-ft")

@@ -25,7 +25,7 @@ def setting_of(**changes) -> Setting:
         x = torch.randn(3, 10, 3, generator=torch.Generator().manual_seed(i))
         pairs = [(part, (part.sum(1) > 0).long()) for part in x]
         clients.append(Client(*pairs, width=(1.0, 0.5)[i % 2]))
-    few = {"epochs": 4, "local_steps": 1, "warmup_rounds": 1, "baselines": (), "num_clients": 4}
+    few = {"epochs": 4, "local_steps": 1, "steps": 0, "warmup_rounds": 1, "baselines": (), "num_clients": 4}
     return from_model(model, clients, Config(**few | changes), loss=None, metric=None)
 
 
@@ -80,7 +80,7 @@ def test_an_error_says_which_method_it_is_about_and_keeps_its_kind():
 
 
 def test_steps_by_hand():
-    config = Config(warmup_rounds=3, epochs=4, num_clients=5, local_steps=2)
+    config = Config(steps=0, warmup_rounds=3, epochs=4, num_clients=5, local_steps=2)
     assert default_steps(config) == (3 + 4 * 5) * 2
     assert default_steps(config.override(steps=9)) == 9
     state = State(0, {}, ({}, {}, {}), work=Work(client_steps=10))
