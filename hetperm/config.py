@@ -106,10 +106,15 @@ class Config:
     """SGD steps of a visit, K."""
     batch_size: Annotated[int, whole(1)] = 32
     """Samples of a local step."""
-    personal_lr: Annotated[float, POSITIVE] = 0.25
-    """Step size of the personal models, eta."""
-    global_lr: Annotated[float, POSITIVE] = 0.5
-    """Step size of the global model, gamma, also in the warm-up."""
+    personal_lr: Annotated[float | None, POSITIVE] = None
+    """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
+    global_lr: Annotated[float | None, POSITIVE] = None
+    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 for other
+    models."""
+    decay: Literal["linear", "none"] = "linear"
+    """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
+    rate_rule: Literal["partners", "plain"] = "partners"
+    """Step size of a visit: smaller if a client's partners differ more than mini-batches do, or not (the paper)."""
     step_cap: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.2
     """Longest step of any method, as a share of the length of the model that takes it; 0: no cap (the paper)."""
     global_batch: Annotated[int, whole(1)] = 256
@@ -119,6 +124,9 @@ class Config:
     or all that it can hold (the paper)."""
     warmup_rounds: Annotated[int | None, whole(0)] = None
     """Rounds of federated averaging before mixing weights are estimated; None: half of the steps (30 if steps is 0)."""
+    start: Literal["nested", "plain"] = "nested"
+    """Weights that training begins with: each width drawn for its own size, narrow over wide, or parts of a wide model;
+    the same for all methods. A model given to fit begins as it is."""
     extraction: Literal["static", "random", "rolling"] = "static"
     """Part of the global model that a client trains: the first channels, a fresh draw, or a window that moves on."""
     nested: Literal["static", "random", "rolling", "skip"] = "static"
@@ -157,6 +165,8 @@ class Config:
     """Numbers of a gradient sketch that clients send instead of the gradient, such as 256; None: the gradient."""
     tail_average: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.5
     """Share of the last epochs whose models are averaged; 0 returns the last model."""
+    first_alpha: Literal["estimated", "uniform"] = "estimated"
+    """Mixing weights of the first epoch: estimated after the warm-up, or all alike (the paper's single loop)."""
     alpha_every: Annotated[int, whole(1)] = 4
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
@@ -326,6 +336,12 @@ def _nothing_to_descend(config: Config) -> str | None:
     return None
 
 
+def _never_estimated(config: Config) -> str | None:
+    if config.first_alpha == "uniform" and config.algorithm == "perm-two-stage":
+        return "first_alpha 'uniform' would stay uniform, as perm-two-stage estimates alpha once; use algorithm 'perm'"
+    return None
+
+
 def _mixes_other_parts(config: Config) -> str | None:
     if config.server_mix == "alpha" and config.nested in ("random", "rolling"):
         return (
@@ -341,4 +357,4 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
-CONTRADICTIONS = (_two_returned_models, _nothing_to_descend, _mixes_other_parts, _one_worker)
+CONTRADICTIONS = (_two_returned_models, _nothing_to_descend, _never_estimated, _mixes_other_parts, _one_worker)

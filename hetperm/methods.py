@@ -117,8 +117,8 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
         **method.fixed,
         "steps": config.steps if method.mixes else steps,
     }
-    # A rival that sets no step size gets that of PERM; its other step sizes follow its own.
-    values.setdefault("lr", config.personal_lr)
+    # A rival that sets no step size gets that of PERM's warm-up; its other step sizes follow its own.
+    values.setdefault("lr", config.global_lr)
     for rate in ("fine_tune_lr", "inner_lr", "head_lr"):
         values.setdefault(rate, values["lr"])
     # At least half of the steps train the model that is fine-tuned: in a short run 100 would leave nothing to tune.

@@ -87,11 +87,17 @@ def test_steps_by_hand():
     assert steps_taken(state) == 4  # of three clients, rounded up
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedavg-ft", "heterofl", "fedrolex-ft", "ifca"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedavg-ft", "heterofl", "fedrolex-ft"])
 def test_a_rival_takes_the_steps_it_is_given_and_fine_tuning_is_part_of_them(method):
     *_, last = epochs(setting_of(), method, steps=20)
     # The losses of clusters do not come in whole steps, so what is left at the end may be too little for a round.
     assert 0 <= 20 * 4 - last.state.work.client_steps < (2 * 4 if method == "ifca" else 1e-9)
+
+
+def test_the_losses_of_a_choice_are_part_of_the_steps():
+    *_, last = epochs(setting_of(), "ifca", steps=20)
+    # Two losses on the whole shard, one batch: 2/3 of a gradient at the start, and 1 + 2/3 a round leave 11 rounds.
+    assert last.state.work.client_steps == pytest.approx(4 * (2 / 3 + 11 * (1 + 2 / 3)))
 
 
 # Tail averages and fine-tuning

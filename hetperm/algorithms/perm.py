@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms.base import Algorithm
@@ -17,7 +18,7 @@ from hetperm.engine.task import Task
 from hetperm.mixing import complexity
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
-from hetperm.server.estimate import collect_reports
+from hetperm.server.estimate import Reports, collect_reports
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
 from hetperm.server.look_ahead import look_ahead
@@ -25,7 +26,7 @@ from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, proj
 from hetperm.state import State, Work, tail_begins
 
 WARMUP_ROUNDS = 30  # if neither rounds nor steps are given
-LOOK_AHEAD, TOUR = "look ahead", "tour"  # keys of State.memory
+LOOK_AHEAD, RATES, TOUR = "look ahead", "rates", "tour"  # keys of State.memory
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ class Options:
     extraction: str = "static"
     schedule: str = "colour"
     server_mix: str = "none"
+    first_alpha: str = "estimated"
     alpha_every: int = 1
+    rate_rule: str = "plain"
+    decay: str = "none"
     tail_average: float = 0.5
     projection: float | None = None
     final_lr: float | None = None
@@ -123,8 +127,12 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
         work += more
     slicer, widths = federation.slicer, federation.own_widths(options.visiting.personal_width)
     v = tuple(slicer.cut(w, slicer.index(width)) for width in widths)
+    state = State(0, w, v, work=work, memory={"centre": w})
+    if options.first_alpha == "uniform":
+        N = len(federation.clients)
+        return _on_tour(replace(state, alpha=torch.full((N, N), 1 / N, dtype=torch.float64)), torch.ones(N))
     # The paper starts from uniform weights; here the first epoch already visits only hosts worth visiting.
-    return with_weights(federation, State(0, w, v, work=work, memory={"centre": w}), options)
+    return with_weights(federation, state, options)
 
 
 def with_weights(federation: Federation, state: State, options: Options) -> State:
@@ -150,7 +158,12 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
     share = rule.share
     if rule.share == "look-ahead" and LOOK_AHEAD not in memory and reports.probe is not None:
         outlook = look_ahead(
-            federation, reports, lambda c: weights(share=c), lr=options.global_lr, batch_size=batch_size
+            federation,
+            reports,
+            lambda c: weights(share=c),
+            lr=options.global_lr,
+            batch_size=batch_size,
+            steps=options.steps,
         )
         work += outlook.work
         memory[LOOK_AHEAD] = {
@@ -163,10 +176,36 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
     alpha = weights(share=share)
     if len(federation.clients) >= mixing.SPARSE_FROM:
         alpha = alpha.to_sparse()
-    # A new tour: models that were on their way to hosts that no longer count start again.
-    tour = memory.get(TOUR, {"at": torch.tensor([-1, 0])})["at"]
-    memory[TOUR] = {"at": torch.tensor([int(tour[0]) + 1, 0])}
-    return replace(state, alpha=alpha, work=work, memory=memory)
+    rates = visit_rates(federation, alpha, reports, options)
+    return _on_tour(replace(state, alpha=alpha, work=work, memory=memory), rates)
+
+
+def _on_tour(state: State, rates: Tensor) -> State:
+    """The state with new step sizes, at the start of a new tour of visits, since alpha is new."""
+    tour = int(state.memory[TOUR]["at"][0]) + 1 if TOUR in state.memory else 0
+    return replace(state, memory={**state.memory, RATES: {"rate": rates}, TOUR: {"at": torch.tensor([tour, 0])}})
+
+
+def visit_rates(federation: Federation, alpha: Tensor, reports: Reports, options: Options) -> Tensor:
+    r"""(N,) by how much the step size of each model shrinks because its hosts differ from one another.
+
+    .. math:: \rho_i = \frac{s_i}{s_i + V_i}, \quad s_i = q_i n_i / \min(B, n_i)
+
+    where s is the variance of a mini-batch gradient and V the variance between hosts (`mixing.spread`). Both are noise
+    to a model that goes from host to host, and this keeps the noise of a step at what mini-batches alone would cause.
+    """
+    if options.rate_rule == "plain" or reports.q is None:
+        return torch.ones(len(federation.clients), dtype=torch.float64)
+    # In the order of keys, so that sums do not depend on how the clients are labelled.
+    order = torch.tensor(federation.order)
+    zeta, q, n = reports.zeta[order][:, order], reports.q[order], reports.n[order]
+    alpha = alpha.to_dense() if len(order) < mixing.SPARSE_FROM else alpha
+    alpha = alpha.index_select(0, order).index_select(1, order)
+    noise = q * n / n.clamp_max(options.visiting.batch_size)
+    between = mixing.spread(alpha, zeta, q)
+    # Without any noise a gradient is exact, and only what hosts have in common is left to learn slowly.
+    rates = torch.where(noise + between > 0, noise / (noise + between), 1.0)
+    return torch.empty_like(rates).index_copy_(0, order, rates)
 
 
 def chosen_share(memory: Mapping[str, Params]) -> float:
@@ -179,11 +218,12 @@ def chosen_share(memory: Mapping[str, Params]) -> float:
 
 def visit(federation: Federation, state: State, options: Options) -> State:
     """The state after the visits of an epoch, which the mixing weights decide."""
+    rule = faded(options, state.r)
     if not options.steps:
         # A separate stream for each epoch, so that a resumed run draws the same schedule.
         generator = generator_for(federation.seed, "schedule", state.r)
         rounds = scheduled(state.alpha, options.schedule, generator)
-        state = personal_epoch(federation, state, rounds, options.visiting)
+        state = personal_epoch(federation, state, rounds, rule, rates=state.memory[RATES]["rate"])
         return _in_ball(federation, state, options)
     N = len(federation.clients)
     spent = state.work.client_steps
@@ -195,12 +235,21 @@ def visit(federation: Federation, state: State, options: Options) -> State:
         while t < len(rounds) and spent + len(rounds[t]) * options.visiting.local_steps <= allowed:
             spent += len(rounds[t]) * options.visiting.local_steps
             t += 1
-        state = personal_epoch(federation, state, rounds[first:t], options.visiting, tour=tour, first=first)
+        state = personal_epoch(
+            federation, state, rounds[first:t], rule, rates=state.memory[RATES]["rate"], tour=tour, first=first
+        )
         if t < len(rounds):
             break
         tour, t = tour + 1, 0
     state = replace(state, memory={**state.memory, TOUR: {"at": torch.tensor([tour, t])}})
     return _in_ball(federation, state, options)
+
+
+def faded(options: Options, r: int) -> Visiting:
+    """The options of a visit in epoch r. With decay "linear" the step size falls to 0 over the epochs."""
+    if options.decay == "none":
+        return options.visiting
+    return replace(options.visiting, personal_lr=options.visiting.personal_lr * (1 - (r + 0.5) / options.epochs))
 
 
 def end_epoch(federation: Federation, state: State, options: Options) -> State:

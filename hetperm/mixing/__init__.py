@@ -16,6 +16,7 @@ from hetperm.mixing.solver import (
     noise,
     solve,
     sparse_weights,
+    spread,
     weights,
     weights_by_rows,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "solve",
     "sparse",
     "sparse_weights",
+    "spread",
     "weights",
     "weights_by_rows",
 ]

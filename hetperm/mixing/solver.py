@@ -338,6 +338,32 @@ def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) ->
     return sparse(weights_by_rows(zeta, q, n, **options))
 
 
+def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
+    r"""(N,) the variance of the partners' gradients about their mean, which a model feels as it goes from host to host.
+
+    .. math:: V_i = \tfrac12 \sum_{jk} \alpha_{ij} \alpha_{ik} D_{jk}
+
+    with D, the distances minus what noise explains, as in `noise`.
+
+    Args:
+        alpha: (N, N) mixing weights, dense or sparse.
+        zeta: (N, N) squared distances of the gradients.
+        q: (N,) variance of each client's mean gradient.
+
+    Example:
+        >>> zeta = torch.tensor([[0.0, 6.0], [6.0, 0.0]])
+        >>> spread(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), zeta, q=torch.ones(2))
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    D = _debias(zeta, torch.as_tensor(q, dtype=torch.float64, device=zeta.device), 0)
+    if not alpha.is_sparse:
+        return ((alpha.double() @ D) * alpha).sum(1) / 2
+    alpha = alpha.coalesce()
+    (i, j), values = alpha.indices(), alpha.values()
+    products = torch.sparse.mm(alpha, D)[i, j] * values
+    return values.new_zeros(len(alpha)).index_add_(0, i, products) / 2
+
+
 # Borders
 
 

@@ -29,9 +29,17 @@ def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
         # With distillation every step trains all that a client can hold.
         drawn = partial(_drawn, setting, options) if options.ordered and not options.distil else None
         return list(coverage(setting, options.extraction, rounds=options.rounds, drawn=drawn))
-    # Two-stage PERM trains the global model only in the warm-up, the single loop also once an epoch.
-    steps = config.epochs if main.method == "perm" else 0
-    return list(coverage(setting, options.extraction, rounds=config.warmup_rounds + steps))
+    # Two-stage PERM trains the global model only in the warm-up, the single loop also before each estimate of alpha.
+    steps = config.epochs // config.alpha_every if main.method == "perm" else 0
+    drawn = partial(_drawn_in_warmup, setting, options.num_warmup_rounds) if options.warmup == "ordered" else None
+    return list(coverage(setting, options.extraction, rounds=options.num_warmup_rounds + steps, drawn=drawn))
+
+
+def _drawn_in_warmup(setting: Setting, warmup_rounds: int, client: Client, round: int) -> list[float]:
+    """The width that a client trains in a round of the warm-up, or in a later step of the global model."""
+    if round >= warmup_rounds:
+        return [client.width]
+    return [drawn_width(Federation(setting.clients, engine=None, seed=setting.config.seed), client, round)]
 
 
 def _drawn(setting: Setting, options: Options, client: Client, round: int) -> list[float]:

@@ -24,7 +24,7 @@ from hetperm.profile import Profile
 from hetperm.randomness import seed_for
 from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
-from hetperm.server.initial import fresh_model
+from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.slicer import Slicer
 from submodels import ScalableModel, zoo
 from submodels.cost import count
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
 OWN = "own"  # the name of the data set in `fit`
+RATES = {"linear": 0.5, "other": 0.3}  # step sizes of the global model: of linear layers only, and of all others
+PERSONAL = 0.6  # of it is the step size of the personal models
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,9 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
     size = config.batch_size
     whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
+    if config.start == "nested":
+        widths = [client.width for client in setting.clients]
+        setting = replace(setting, start=nested_start(setting.slicer, widths, setting.start, seed=config.seed))
     return replace(
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
@@ -260,6 +265,15 @@ def _example(model: nn.Module, client: Client) -> Tensor:
     return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
 
 
+def with_rates(config: Config, model: nn.Module) -> Config:
+    """The configuration with step sizes; those that it does not give suit the kind of the model."""
+    trained = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
+    # Weights of a convolution act at every position, so their gradients are longer than those of linear layers.
+    kind = "linear" if all([isinstance(part, nn.Linear) for part in trained]) else "other"
+    global_lr = config.global_lr or RATES[kind]
+    return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
+
+
 def _setting(
     shop: Workshop, clients: Sequence[Client], config: Config, metric: Metric, tiers: Sequence[str], dataset: str
 ) -> Setting:
@@ -279,7 +293,7 @@ def _setting(
         start=shop.full.take(),
         metric=metric,
         dataset=dataset,
-        config=config.override(device=str(device)),
+        config=with_rates(config.override(device=str(device)), model),
         tiers=tuple(tiers),
         engine=choose(config.engine, config.workers, clients, shop),
         heads=tuple(heads),

@@ -57,12 +57,14 @@ def local_sgd_round(
 
 def drawn_widths(federation: Federation, round: int) -> list[float]:
     """(N,) the width that each client trains in a round of ordered training: one of those in use that it can hold."""
-    return [drawn_width(federation, client, round) for client in federation.clients]
+    in_use = sorted({client.width for client in federation.clients})
+    return [drawn_width(federation, client, round, in_use) for client in federation.clients]
 
 
-def drawn_width(federation: Federation, client: Client, round: int) -> float:
+def drawn_width(federation: Federation, client: Client, round: int, in_use: Sequence[float] | None = None) -> float:
     """The width that one client draws; see `drawn_widths`."""
-    fitting = sorted({other.width for other in federation.clients if other.width <= client.width})
+    in_use = sorted({other.width for other in federation.clients}) if in_use is None else in_use
+    fitting = [width for width in in_use if width <= client.width]
     generator = generator_for(federation.seed, "width", round, client.key)
     return fitting[int(torch.randint(len(fitting), (), generator=generator))]
 

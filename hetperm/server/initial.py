@@ -1,4 +1,6 @@
-"""A new model for a client that trains alone."""
+"""Where training begins: a new model for a client that trains alone, and a global model whose parts are new models."""
+
+from collections.abc import Iterable
 
 import torch
 
@@ -28,3 +30,15 @@ def fresh_model(slicer: Slicer, width: float, start: Params, *, seed: int) -> Pa
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def nested_start(slicer: Slicer, widths: Iterable[float], start: Params, *, seed: int) -> Params:
+    """A global model in which the static part of every width is a new model of that width, narrow over wide.
+
+    Slices of a wide model are too small: a layer draws its weights for the number of its inputs. Here every client
+    begins with weights of the size that its own width calls for, and what only wider clients hold stays as it was.
+    """
+    w = start
+    for width in sorted(set(widths), reverse=True):
+        w = slicer.put(w, slicer.index(width), fresh_model(slicer, width, start, seed=seed))
+    return w

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from hetperm.client import Client
-from hetperm.device.gradients import DIRECTIONS, OWN_SHARE, StepLosses
+from hetperm.device.gradients import DIRECTIONS, FORWARD, OWN_SHARE, StepLosses
 from hetperm.engine.task import Task
 from hetperm.params import num_bytes
 from hetperm.server.estimate import Reports
 from hetperm.server.federation import Federation
 from hetperm.state import Work
 
-SHARES = (0.0, 0.35, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, math.inf)  # the candidates, c
-RATES = (0.25, 1.0, 4.0)  # the step sizes that are tried, times that of the global model
-SAMPLES = 64  # on which a loss is taken, at the most
+SHARES = (0.0, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, math.inf)  # the candidates, c
+RATES = (0.25, 1.0)  # the step sizes that are tried, times that of the global model
+SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
+PART = 0.03  # of all steps of a run may go into losses, unless there are too few for the smallest number of samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
 
 
@@ -49,6 +50,7 @@ def look_ahead(
     *,
     lr: float,
     batch_size: int,
+    steps: int = 0,
     shares: Sequence[float] = SHARES,
 ) -> Outlook:
     r"""Try every candidate c by one step of every client's model, and choose the one after which losses are smallest.
@@ -63,20 +65,25 @@ def look_ahead(
         weights: c -> alpha (N, N).
         lr: the step size of the global model; multiples of it are tried.
         batch_size: samples of a step, in which the work is counted.
+        steps: the steps of the whole run, which bound the samples; 0 is no bound.
     """
     clients = federation.clients
-    asked = _asked(federation)
-    gradients = torch.stack(list(reports.gradients))
+    asked, order = _asked(federation), federation.order
+    # In the order of keys, so that sums do not depend on how the clients are labelled.
+    gradients = torch.stack([reports.gradients[j] for j in order])
     rows = [weights(share)[asked] for share in shares]  # each (M, N), dense
     etas = tuple(lr * rate for rate in RATES)
+    losses_per_sample = len(shares) * len(etas) * FORWARD
+    most = int(PART * steps * batch_size / losses_per_sample) if steps else SAMPLES[1]
+    most = min(max(most, SAMPLES[0]), SAMPLES[1])
     tasks = []
     for k, i in enumerate(asked):
         alpha = torch.stack([row[k] for row in rows])
         has_val = clients[i].val is not None
         tasks.append(
             Task(
-                StepLosses(etas, _most(clients[i]), len(shares), halves=not has_val),
-                {**reports.probe, DIRECTIONS: alpha.to(gradients) @ gradients, OWN_SHARE: alpha[:, i]},
+                StepLosses(etas, min(most, _samples(clients[i])), len(shares), halves=not has_val),
+                {**reports.probe, DIRECTIONS: alpha[:, order].to(gradients) @ gradients, OWN_SHARE: alpha[:, i]},
                 host=i,
                 seed=federation.seed_for("look ahead", clients[i].key),
                 width=reports.width,
@@ -95,9 +102,9 @@ def _best(losses: Tensor) -> int:
     return int(losses.nan_to_num(nan=math.inf).mean(1).argmin())
 
 
-def _most(client: Client) -> int:
-    """The samples on which a client takes a loss. Of validation data no more than it has to train on."""
-    return min(SAMPLES, client.n_train, client.n_val or client.n_train)
+def _samples(client: Client) -> int:
+    """The samples on which a client can take a loss. Of validation data no more count than it has to train on."""
+    return min(client.n_train, client.n_val or client.n_train)
 
 
 def _asked(federation: Federation) -> list[int]:

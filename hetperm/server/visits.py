@@ -93,6 +93,7 @@ def personal_epoch(
     rounds: Sequence[Round],
     rule: Visiting,
     *,
+    rates: Tensor | None = None,
     tour: int | None = None,
     first: int = 0,
 ) -> State:
@@ -100,13 +101,16 @@ def personal_epoch(
 
     Args:
         rounds: lists of (i, j); within a round no model and no host appears twice.
+        rates: (N,) factors of the step size of each model; 1 unless given.
         tour: the tour that they belong to, in which a model visits every host once; the number of the epoch unless
             given.
         first: the number of the first round in its tour.
     """
     tour = state.r if tour is None else tour
     v, clients, own = list(state.v), federation.clients, federation.own_widths(rule.personal_width)
-    lr = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, rule.step_rule))
+    factors = [1.0] * len(clients) if rates is None else rates.tolist()
+    sizes = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, rule.step_rule))
+    lr = [{j: size * factor for j, size in row.items()} for row, factor in zip(sizes, factors, strict=True)]
     is_present = present(clients, rule.participation, seed=federation.seed, r=state.r)
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
     work = Work(rounds=len(rounds))
