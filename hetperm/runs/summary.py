@@ -47,12 +47,13 @@ def _method(trained: Trained) -> Method:
         accuracy=Figures(**over_clients["accuracy"]),
         loss=Figures(**over_clients["loss"]),
         tiers=tiers,
-        alpha=_mixing(setting, trained.state.alpha),
+        alpha=mixing_of(setting, trained.state.alpha),
         cost=Cost(**vars(trained.state.work)),
     )
 
 
-def _mixing(setting: Setting, alpha: Tensor | None) -> Mixing | None:
+def mixing_of(setting: Setting, alpha: Tensor | None) -> Mixing | None:
+    """Statistics of mixing weights; None if there are none."""
     if alpha is None:
         return None
     return Mixing(
