@@ -41,6 +41,7 @@ def status(words: list[str]) -> int:
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
         ("reproduce tune scale", f"unknown experiment 'scale'; known are {', '.join(TUNED)}"),
         ("reproduce hetero --settings mnist", "unknown setting 'mnist'"),
+        ("reproduce hetero --budgets flops", "--budgets: unknown 'flops'; known are steps, macs, bytes"),
         ("reproduce all --out x", "--out names the folder of one experiment"),
         ("reproduce page a b c", "page takes two folders, RUNS and DOCS, and got 3"),
         ("report", "report takes one folder and got 0; usage: hetperm report FOLDER"),

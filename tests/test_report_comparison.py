@@ -182,10 +182,10 @@ def test_mixing_weights_are_averaged_over_seeds():
 
 
 def test_round_times_have_a_line_for_every_model_and_method():
-    timed = {"seconds": 0.5, "ratio": 1.25, "gradients": 20.0, "ratio_per_gradient": 1.2}
+    timed = {"seconds": 0.5, "ratio": 1.25, "ratio_low": 1.0, "ratio_high": 1.5, "cpu_ratio": 1.2, "gradients": 20.0}
     rows = [{"setting": "a", "methods": {"fedavg": timed, "perm": timed}}]
     table = comparison.runtime_table(rows, CASES, ("fedavg", "perm"))
-    assert table.grid.rows[1] == ["setting A", "perm", "0.5", "1.25", "20", "1.20"]
+    assert table.grid.rows[1] == ["setting A", "perm", "0.5", "1.25 (1.00 to 1.50)", "1.20", "20"]
     assert len(png(comparison_pictures.side_by_side(table.rows, title=""))) > 1000
 
 

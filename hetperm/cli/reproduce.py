@@ -98,9 +98,11 @@ def tune(experiment: str, args: Sequence[str]) -> None:
         for sentence in plan.skipped:
             console.say(sentence)
         return
-    from hetperm.runs.reproduce import tuning
+    from hetperm.runs.reproduce import experiments, tuning
     from hetperm.runs.reproduce.session import opened
 
+    if not options.resume:
+        experiments.check_data(plan)
     with opened(plan, prefix="tune", command=started_by(options), say=_line) as session:
         console.say(tuning.tune(session))
     console.say(

@@ -433,20 +433,15 @@ def runtime_table(rows: Rows, cases: Mapping[str, str], methods: Sequence[str]) 
         for row in (row for row in rows if row["setting"] == case):
             for name in methods:
                 timed = row["methods"][name]
-                lines.append(
-                    [
-                        *(title, name, f"{timed['seconds']:.3g}", f"{timed['ratio']:.2f}"),
-                        *(f"{timed['gradients']:.0f}", f"{timed['ratio_per_gradient']:.2f}"),
-                    ]
-                )
+                over = f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} to {timed['ratio_high']:.2f})"
+                cost = (f"{timed['cpu_ratio']:.2f}", f"{timed['gradients']:.0f}")
+                lines.append([title, name, f"{timed['seconds']:.3g}", over, *cost])
                 figures.append({"setting": case, "method": name, **timed})
-    columns = [
-        "model",
-        "method",
-        "seconds of a round",
-        f"over {methods[0]}",
-        "gradients of a client",
-        "over, per gradient",
-    ]
-    note = "Medians of repetitions in which all methods are timed in turn; ratios are taken within each repetition."
-    return Table(Grid(columns, lines, note=note), figures)
+    times = ("seconds of a round", f"over {methods[0]}", f"CPU time over {methods[0]}")
+    return Table(Grid(["model", "method", *times, "gradients of a client"], lines, note=RUNTIME_NOTE), figures)
+
+
+RUNTIME_NOTE = (
+    "Medians of repetitions in which all methods are timed in turn, with the smallest and the largest ratio; ratios "
+    "are taken within each repetition."
+)

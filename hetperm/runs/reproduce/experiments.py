@@ -21,7 +21,8 @@ from hetperm.runs import training
 from hetperm.runs.reproduce import cells
 from hetperm.runs.reproduce.cells import Cell, Row, Settings
 from hetperm.runs.reproduce.grouped import CLASSES, FEATURES, grouped
-from hetperm.runs.reproduce.plan import BUDGETS, Case, Plan, variants
+from hetperm.runs.reproduce.options import BUDGETS
+from hetperm.runs.reproduce.plan import Case, Plan, variants
 from hetperm.runs.reproduce.session import Session
 from hetperm.runs.setting import Setting, from_model, one_thread
 from submodels import zoo
@@ -45,7 +46,8 @@ def titles(plan: Plan) -> dict[str, str]:
 def hetero(session: Session) -> None:
     """All methods in all settings at equal steps, then rivals at as many FLOPs and as many bytes as PERM used."""
     plan, settings = session.plan, Settings()
-    budgets = [name for name in BUDGETS if name in (plan.options.budgets or plan.table["budgets"])]
+    wanted = plan.options.budgets or plan.table["budgets"]
+    budgets = [name for name in BUDGETS if name in wanted or name == "steps"]  # the others are measured by it
     ours = [name for name in plan.methods if METHODS[name].mixes]
     first = [cell for case in plan.cases for cell in _equal_steps(plan, case)]
     rivals = [cell for cell in first if cell.method not in ours]
@@ -350,7 +352,7 @@ def runtime(session: Session) -> None:
 
 
 def round_times(setting: Setting, methods: Sequence[str], *, repeats: int) -> dict[str, dict[str, float]]:
-    """method -> seconds of a round, over those of the first method, and gradients of a client in a round.
+    """method -> seconds of a round, wall and CPU, over those of the first method, and gradients of a client in a round.
 
     An epoch is timed and divided by its rounds. With PERM these are the rounds of its visits, and the epoch holds the
     step of the global model and the new mixing weights too.
@@ -364,22 +366,20 @@ def round_times(setting: Setting, methods: Sequence[str], *, repeats: int) -> di
         times = [{name: ready[name]() for name in order} for order in orders]
     first, figures = methods[0], {}
     for name in methods:
-        gradients = times[0][name][1]
-        ratios = [each[name][0] / each[first][0] for each in times]
-        ratio = statistics.median(ratios)
+        ratios, cpu_ratios = ([each[name][k] / each[first][k] for each in times] for k in (0, 1))
         figures[name] = {
             "seconds": statistics.median(each[name][0] for each in times),
-            "ratio": ratio,
+            "ratio": statistics.median(ratios),
             "ratio_low": min(ratios),
             "ratio_high": max(ratios),
-            "gradients": gradients,
-            "ratio_per_gradient": ratio * times[0][first][1] / gradients,
+            "cpu_ratio": statistics.median(cpu_ratios),  # hardly feels what else the machine does
+            "gradients": times[0][name][2],
         }
     return figures
 
 
-def _ready(setting: Setting, name: str, stack: ExitStack) -> Callable[[], tuple[float, float]]:
-    """A function that runs an epoch of a method and returns (seconds, gradients of a client) of a round."""
+def _ready(setting: Setting, name: str, stack: ExitStack) -> Callable[[], tuple[float, float, float]]:
+    """A function that runs an epoch of a method and returns seconds, CPU seconds and gradients a client of a round."""
     config = setting.config
     if METHODS[name].mixes:
         config = config.override(steps=0)  # an epoch is a visit to every partner
@@ -388,15 +388,15 @@ def _ready(setting: Setting, name: str, stack: ExitStack) -> Callable[[], tuple[
     algorithm = training.algorithm_for(sized, name, engine, steps=setting.config.steps)
     start = algorithm.begin()
 
-    def epoch() -> tuple[float, float]:
-        began = time.perf_counter()
+    def epoch() -> tuple[float, float, float]:
+        began, cpu = time.perf_counter(), time.process_time()
         after = algorithm.epoch(start)
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         rounds = after.work.rounds - start.work.rounds
         if start.alpha is not None:
             rounds = max(int(mixing.nonzero(alpha).max()) for alpha in (start.alpha, start.alpha.T))
         steps = (after.work.client_steps - start.work.client_steps) / len(setting.clients)
-        return seconds / rounds, steps / rounds
+        return seconds / rounds, cpu / rounds, steps / rounds
 
     return epoch
 

@@ -20,6 +20,14 @@ TUNED = ("synthetic", "cifar10", "femnist", "hetero")  # those that have a grid 
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEEDS = (100, 101)  # tuning must not see the data that results are reported on
 PATHS = {"cifar10": "CIFAR10.npz", "phones": "PHONES.npz", "leaf": "LEAF", "data_dir": "DATA", "out": "OUT"}
+BUDGETS = ("steps", "macs", "bytes")
+
+
+def budget_name(name: str, value: str) -> str:
+    """The name of a budget."""
+    if value not in BUDGETS:
+        raise ValueError(f"{name}: unknown {value!r}; known are {', '.join(BUDGETS)}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,8 @@ class Options:
     """Only these settings of the experiment, by name; none: all."""
     methods: Annotated[Names, several(text)] = ()
     """Only these methods; none: all of the experiment."""
-    budgets: Annotated[Names, several(text)] = ()
-    """Of hetero, only these of steps, macs and bytes; none: all."""
+    budgets: Annotated[Names, several(budget_name)] = ()
+    """Of hetero, steps and only these of macs and bytes; none: all."""
     steps: Annotated[int | None, whole(1)] = None
     """Mini-batch gradients of each client; None: as the experiment's file says."""
     data_dir: Path | None = None

@@ -11,7 +11,6 @@ from hetperm.config import ALGORITHMS, FIELDS, SHIPPED, Config, read
 from hetperm.runs.reproduce.options import PATH_FLAGS, SEEDS, TUNING_SEEDS, Options
 
 FOLDER = SHIPPED / "reproduce"
-BUDGETS = ("steps", "macs", "bytes")
 OF_A_SETTING = ("title", "grid", "seconds", "rivals")  # keys of a setting that are no fields of Config
 
 
