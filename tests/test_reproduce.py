@@ -52,6 +52,8 @@ def test_what_needs_a_path_is_skipped_with_a_sentence_and_runs_when_it_is_given(
     assert "phones is skipped: it needs --phones PATH" in plan.skipped
     with_paths = {case.name: case.config.dataset for case in read_plan("hetero", GIVEN).cases}
     assert with_paths["phones"] == "npz:b.npz"
+    (phones,) = (case.config for case in read_plan("hetero", replace(GIVEN, quick=True)).cases if case.name == "phones")
+    assert (phones.num_clients, phones.samples_per_client) == (30, None)  # they come as they are, also to a quick look
     assert with_paths["cifar10-classes-2"] == "npz:a.npz"
     assert not read_plan("femnist", Options()).cases
 

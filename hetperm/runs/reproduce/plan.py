@@ -118,6 +118,8 @@ def _case(
     fields = {key: value for key, value in fields.items() if key not in OF_A_SETTING}
     if "dataset" in fields:
         fields["dataset"] = fields["dataset"].format(**{flag: getattr(options, flag) for flag in PATH_FLAGS})
+    if fields.get("samples_per_client") == "all":  # TOML has no None
+        fields["samples_per_client"] = None
     # Values written beside the setting win over those of the tuned file.
     tables = {**tuned, **own.get("rivals", {})}
     skipped += [
