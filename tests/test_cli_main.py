@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetperm.cli import main as cli
-from hetperm.cli.reproduce import EXPERIMENTS
 from hetperm.config import Config
+from hetperm.runs.reproduce.options import EXPERIMENTS, TUNED
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 1 --warmup-rounds 1 --steps 0".split()
@@ -38,7 +38,12 @@ def status(words: list[str]) -> int:
         ("zzz", "unknown command 'zzz'; known are train, reproduce, report, bench, bench resources"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
-        ("reproduce tune", f"which experiment?; known are {', '.join(EXPERIMENTS)}"),
+        ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
+        ("reproduce tune scale", f"unknown experiment 'scale'; known are {', '.join(TUNED)}"),
+        ("reproduce hetero --settings mnist", "unknown setting 'mnist'"),
+        ("reproduce hetero --budgets flops", "--budgets: unknown 'flops'; known are steps, macs, bytes"),
+        ("reproduce all --out x", "--out names the folder of one experiment"),
+        ("reproduce page a b c", "page takes two folders, RUNS and DOCS, and got 3"),
         ("report", "report takes one folder and got 0; usage: hetperm report FOLDER"),
         ("bench --clients 0", "--clients is 0; it must be a whole number of at least 1"),
         ("bench resources --batch-size 0", "batch_size is 0; it must be a whole number of at least 1"),
@@ -93,9 +98,9 @@ ASKED = [  # how it is started, and a word of what it prints
     ("hetperm --version", "hetperm 0."),
     ("hetperm train --help", "--local-steps INT"),
     ("hetperm train --config synthetic --help", "Number of clients, N. (default: 50)"),
-    ("hetperm reproduce --help", "mnist-label-shift"),
+    ("hetperm reproduce --help", "hetperm reproduce tune EXPERIMENT"),
     ("hetperm reproduce", "usage: hetperm reproduce"),
-    ("hetperm reproduce synthetic --help", "(default: 0 1 2)"),
+    ("hetperm reproduce synthetic --help", "--cifar10 PATH"),
     ("hetperm report --help", "usage: hetperm report"),
     ("hetperm bench --help", "--workloads NAME,NAME,..."),
     ("hetperm bench resources --help", "--enforce {auto,cgroup,rlimit,none}"),

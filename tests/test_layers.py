@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "methods": "algorithms server.federation params config advice",
     "data": "client randomness advice",
     "report": "",  # reads the files of a run and nothing else
-    "runs": "report data methods algorithms server engine device mixing params state client randomness profile config",
+    "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
+    "checks advice",
     "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
     "config checks advice",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "

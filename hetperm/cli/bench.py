@@ -20,9 +20,10 @@ def main(args: Sequence[str]) -> None:
     except OSError as error:
         raise OSError(f"cannot make the folder {options.out} ({error.strerror}); name another with --out") from error
     from hetperm.bench.speed import output
-    from hetperm.bench.speed.run import check_data, machine, run
+    from hetperm.bench.speed.run import check_data, run
     from hetperm.report import pictures
     from hetperm.runs import files
+    from hetperm.runs.machine import machine
 
     check_data(options)
     results: dict[str, Any] = {

@@ -1,97 +1,145 @@
-"""``hetperm reproduce``: an experiment of the paper, or the tuning of its rivals."""
+"""``hetperm reproduce``: an experiment with all methods and seeds, their tuning, and the page of all results."""
 
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetperm import config as configuration
 from hetperm.cli import console
-from hetperm.cli.flags import UsageError
-from hetperm.cli.train import parse_train
-from hetperm.config import SHIPPED, Config
+from hetperm.cli.flags import UsageError, parse
+from hetperm.runs.reproduce.options import EXPERIMENTS, SEEDS, TUNED, TUNING_SEEDS, Options
 
-# Experiment -> the methods it compares. It has a configuration of its name, and a grid in configs/tuning.
-EXPERIMENTS = {
-    "synthetic": ("perm", "perm-two-stage", "local", "fedavg", "fedavg-ft", "perfedavg", "pfedme", "apfl", "ifca"),
-    "digits": (
-        *("perm", "perm-two-stage", "local", "fedavg-ft", "ifca"),
-        *("heterofl", "heterofl-ft", "feddropout-ft", "fedrolex-ft", "fjord-ft"),
-    ),
-}
-EXPERIMENTS |= dict.fromkeys(("digit-pairs", "mnist-label-shift", "cifar10"), EXPERIMENTS["digits"])
-SEEDS = (0, 1, 2)
-TUNING_SEEDS = (100,)  # tuning must not see the data that results are reported on
-USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method; writes figure.png and table.md
-       hetperm reproduce tune EXPERIMENT [FLAGS]   choose the rivals' parameters on validation data
+ALL, PAGE, TUNE = "all", "page", "tune"
+USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method with every seed; write tables, pictures
+       hetperm reproduce all [FLAGS]               run all experiments, one after the other
+       hetperm reproduce tune EXPERIMENT [FLAGS]   choose every method's parameters on validation data ({tuned})
+       hetperm reproduce page [RUNS] [DOCS]        write DOCS/results.md from the folders RUNS/reproduce-*
 
-Experiments: {names}. The configuration is that of the same name; flags are those of hetperm train and win.
-Seeds are {seeds} unless --seeds says otherwise ({tuning} for tuning), and the folder is runs/reproduce-EXPERIMENT."""
+{experiments}
+
+Settings, methods and grids are in configs/reproduce. A folder runs/reproduce-EXPERIMENT holds tables (md, csv),
+pictures, results.json, and a file for every finished cell, so that --resume goes on after the last one.
+--quick looks at everything in small. Seeds are {seeds} unless --seeds says otherwise ({tuning} for tuning).
+hetperm reproduce EXPERIMENT --help lists the flags."""
 
 
 def main(args: Sequence[str]) -> None:
-    """Run or tune the experiment that the arguments name."""
+    """Run or tune the experiment that the arguments name, or write the page."""
     if not args or args[0] in ("-h", "--help"):
-        seeds, tuning = (", ".join(map(str, values)) for values in (SEEDS, TUNING_SEEDS))
-        print(USAGE.format(names=", ".join(EXPERIMENTS), seeds=seeds, tuning=tuning))
+        print(_usage())
         return
-    action, words = (tune, args[1:]) if args[0] == "tune" else (run, args)
-    if not words or words[0] not in EXPERIMENTS:
+    if args[0] == PAGE:
+        page(args[1:])
+        return
+    if args[0] == ALL:
+        run_all(args[1:])
+        return
+    action, words = (tune, args[1:]) if args[0] == TUNE else (run, args)
+    known = TUNED if action is tune else tuple(EXPERIMENTS)
+    if not words or words[0] not in known:
         complaint = f"unknown experiment {words[0]!r}" if words else "which experiment?"
-        raise UsageError(f"{complaint}; known are {', '.join(EXPERIMENTS)}")
+        raise UsageError(f"{complaint}; known are {', '.join(known)}")
     action(words[0], words[1:])
 
 
-def run(experiment: str, args: Sequence[str]) -> None:
-    """Run every method with every seed, and write a figure and tables beside the runs."""
-    # The curves show methods as they would be deployed, so fine-tuning is also evaluated on the way (eval_finished).
-    base = configuration.load(experiment).override(
-        name=f"reproduce-{experiment}", baselines=EXPERIMENTS[experiment], seeds=SEEDS, eval_finished=4
-    )
-    config = _with_flags(base, args, prog=f"hetperm reproduce {experiment}")
-    from hetperm.runs import reproduce
+def _usage() -> str:
+    width = max(map(len, EXPERIMENTS))
+    lines = "\n".join(f"  {name:{width}}  {about}" for name, about in EXPERIMENTS.items())
+    seeds, tuning = (", ".join(map(str, values)) for values in (SEEDS, TUNING_SEEDS))
+    return USAGE.format(experiments=lines, tuned=", ".join(TUNED), seeds=seeds, tuning=tuning)
 
-    methods = (config.algorithm, *config.baselines)
-    with console.progress(methods, epochs=config.epochs, runs=len(config.seeds), quiet=config.quiet) as bar:
-        summary, results = reproduce.compare(config, title=experiment, made_by=started_by(), on_epoch=bar)
-    console.show(summary, results)
-    console.say(f"written to {results[0].folder.parent}: figure.png, table.md, table.csv")
+
+def run(experiment: str, args: Sequence[str]) -> None:
+    """Run every cell of an experiment, and write tables and pictures."""
+    _run(experiment, parse(Options, args, prog=f"hetperm reproduce {experiment}"))
+
+
+def _run(experiment: str, options: Options) -> None:
+    from hetperm.runs.reproduce.plan import read_plan
+
+    plan = read_plan(experiment, options)
+    if not plan.cases:
+        for sentence in plan.skipped:
+            console.say(sentence)
+        return
+    from hetperm.runs.reproduce import experiments
+    from hetperm.runs.reproduce.session import opened
+
+    if not options.resume:
+        experiments.check_data(plan)
+    with opened(plan, prefix="reproduce", command=started_by(options), say=_line) as session:
+        experiments.RUNS[experiment](session)
+    console.say(f"written to {session.folder}: results.json, tables (md, csv), pictures, and every cell in cells/")
+
+
+def run_all(args: Sequence[str]) -> None:
+    """Run all experiments. One that cannot run is named at the end, after the others have run."""
+    options = parse(Options, args, prog="hetperm reproduce all")
+    if options.out is not None:
+        raise UsageError("--out names the folder of one experiment; leave it out, each has its own in runs/")
+    wrong = []
+    for name in EXPERIMENTS:
+        try:
+            _run(name, options)
+        except (ValueError, OSError) as error:
+            wrong.append(f"{name}: {error}")
+            console.say(f"not run: {wrong[-1]}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 def tune(experiment: str, args: Sequence[str]) -> None:
-    """Run every point of the grid, and write the best point of each method on validation data."""
-    base = configuration.load(experiment).override(
-        name=f"tune-{experiment}", baselines=EXPERIMENTS[experiment], seeds=TUNING_SEEDS
+    """Run every point of the grids, and write the best point of each method on validation data."""
+    options = parse(Options, args, prog=f"hetperm reproduce tune {experiment}")
+    from hetperm.runs.reproduce.plan import read_plan
+
+    plan = read_plan(experiment, options, tuning=True)
+    if not plan.cases:
+        for sentence in plan.skipped:
+            console.say(sentence)
+        return
+    from hetperm.runs.reproduce import experiments, tuning
+    from hetperm.runs.reproduce.session import opened
+
+    if not options.resume:
+        experiments.check_data(plan)
+    with opened(plan, prefix="tune", command=started_by(options), say=_line) as session:
+        console.say(tuning.tune(session))
+    console.say(
+        f"written to {session.folder}: chosen.toml (for configs/reproduce/tuned/{experiment}.toml, or --tuned), "
+        "tuning.csv (every point)"
     )
-    config = _with_flags(base, args, prog=f"hetperm reproduce tune {experiment}")
-    # A point is judged by its final models: evaluations on the way would only cost time.
-    config = config.override(eval_every=config.epochs, eval_finished=0)
-    from hetperm.runs import files, reproduce
-
-    grid = configuration.read(grid_file(experiment), noun="a grid")
-    points = {method: list(reproduce.combinations(grid[method])) for method in (config.algorithm, *config.baselines)}
-    folder = files.create(files.run_folder(config.out, f"tune-{experiment}"))
-    labels = [method for method, choices in points.items() for _ in choices]
-    with console.progress(labels, epochs=config.epochs, runs=len(config.seeds), quiet=config.quiet) as bar:
-        chosen = reproduce.tune(config, points, folder, made_by=started_by(), on_epoch=bar)
-    console.say(chosen)
-    console.say(f"written to {folder}: chosen.toml (for configs/{experiment}.toml), tuning.csv (every point)")
 
 
-def grid_file(experiment: str) -> Path:
-    """The file that lists the values to try for every method and parameter of an experiment."""
-    return SHIPPED / "tuning" / f"{experiment}.toml"
+def page(args: Sequence[str]) -> None:
+    """Write results.md, and the pictures it shows, from the folders of all experiments."""
+    if args and args[0] in ("-h", "--help"):
+        print(_usage())
+        return
+    if len(args) > 2:
+        raise UsageError(f"page takes two folders, RUNS and DOCS, and got {len(args)}")
+    runs, docs = (Path(word) for word in (*args, *("runs", "docs")[len(args) :]))
+    from hetperm.report import results_page
+    from hetperm.runs import files
+
+    found = results_page.read_all(runs)
+    images = docs / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    for name, content in results_page.images(found).items():
+        files.write(images / name, content)
+    files.write(docs / "results.md", results_page.render(found))
+    console.say(f"written to {docs / 'results.md'}: {', '.join(each.experiment for each in found)}")
 
 
-def _with_flags(base: Config, args: Sequence[str], *, prog: str) -> Config:
-    """The configuration of an experiment, changed by flags, with one seed at least."""
-    config = parse_train(args, base=base, prog=prog)
-    return config if config.seeds else config.override(seeds=(config.seed,))
-
-
-def started_by() -> str:
-    """The command that started this process, as it would be typed."""
+def started_by(options: Options | None = None) -> str:
+    """The command that started this process, as it would be typed; with options, without paths of this machine."""
     program = Path(sys.argv[0]).name
     start = "python -m hetperm" if program == "__main__.py" else program
     start = f"python scripts/{program}" if start.endswith(".py") else start
-    return shlex.join([*start.split(), *sys.argv[1:]])
+    words = sys.argv[1:] if options is None else options.public(sys.argv[1:])
+    return shlex.join([*start.split(), *words])
+
+
+def _line(text: str) -> None:
+    # At once: the output of hours may go to a file that somebody watches.
+    print(text, flush=True)

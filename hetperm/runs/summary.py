@@ -48,13 +48,14 @@ def _method(trained: Trained) -> Method:
         accuracy=Figures(**over_clients.get("accuracy", {})),
         loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
-        alpha=None if trained.diverged else _mixing(setting, trained.state.alpha),
+        alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha),
         cost=Cost(**vars(trained.state.work)),
         diverged=trained.diverged or None,
     )
 
 
-def _mixing(setting: Setting, alpha: Tensor | None) -> Mixing | None:
+def mixing_of(setting: Setting, alpha: Tensor | None) -> Mixing | None:
+    """Statistics of mixing weights; None if there are none."""
     if alpha is None:
         return None
     return Mixing(

@@ -1,12 +1,8 @@
-"""The speed benchmark part by part, and the machine it ran on."""
+"""The speed benchmark part by part."""
 
 import os
-import platform
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from hetperm.bench.speed import epochs, peers, rounds, scaling, timing
 from hetperm.bench.speed.options import Options
@@ -33,16 +29,6 @@ def check_data(options: Options) -> None:
     """Raise an error, before anything is timed, if the data of the epochs are missing."""
     if options.data_dir and {"epochs", "alpha"} & set(options.parts):
         _case(options).setting(epochs.PARTITIONS[0])
-
-
-def machine() -> dict[str, Any]:
-    """The machine that the figures were taken on."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 # Parts
@@ -139,12 +125,3 @@ def _case(options: Options) -> epochs.Case:
     # Digits are fewer, and so are their clients. Every epoch gives one ratio, so epochs are the runs of this part.
     num_clients = 50 if options.data_dir else 20
     return epochs.Case(options.data_dir, num_clients=num_clients, warmup_rounds=30, epochs=options.runs)
-
-
-def _processor() -> str:
-    """The name of the processor, as well as the system knows it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetperm.runs.memory import MB, peak_bytes
-
-GROUP = 10  # clients that have the same kind of data
-FEATURES, CLASSES, SAMPLES = 60, 10, 100
+from hetperm.runs.reproduce.grouped import CLASSES, FEATURES, grouped
 
 
 def curve(sizes: Sequence[int], *, engine: str) -> list[dict[str, Any]]:
@@ -65,23 +63,6 @@ def epoch(N: int, engine: str) -> dict[str, Any]:
         "imports_mb": before / MB,
         "models_mb": N * num_bytes(setting.start) / MB,
     }
-
-
-def grouped(N: int) -> list:
-    """Clients in groups of ten: a group has its own region of the inputs and its own labelling."""
-    import torch
-
-    from hetperm.client import Client
-    from hetperm.randomness import generator_for
-
-    clients = []
-    for i in range(N):
-        group = i // GROUP
-        of_group = generator_for(0, "group", group)  # drawn anew for every client, and so the same for a group
-        centre, teacher = (torch.randn(*shape, generator=of_group) for shape in ((FEATURES,), (FEATURES, CLASSES)))
-        x = centre + torch.randn(SAMPLES, FEATURES, generator=generator_for(0, "client", i))
-        clients.append(Client((x, (x @ teacher).argmax(1)), group=group, key=i))
-    return clients
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The experiments of the paper and ours: cells that are run once and kept, and the tables and pictures made of them."""
