@@ -14,9 +14,7 @@ from hetperm.config import Config
 from hetperm.runs.reproduce.options import EXPERIMENTS, TUNED
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = (
-    "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 1 --warmup-rounds 1 --steps 0".split()
-)
+TINY = "--num-clients 4 --samples-per-client 20 --epochs 1 --local-steps 1 --warmup-rounds 1 --steps 0".split()
 
 
 def python(*words: str) -> subprocess.CompletedProcess:
