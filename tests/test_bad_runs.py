@@ -128,21 +128,21 @@ def test_a_folder_that_exists_or_cannot_be_made_is_named(train, tmp_path):
 
 
 def test_numbers_that_go_non_finite_name_epoch_model_and_host(train):
-    status, said, written = train("--personal-lr 1e6 --out run")
+    status, said, written = train("--personal-lr 1e30 --step-cap 0 --out run")
     assert (status, said.count("\n")) == (2, 1)
     assert said.startswith("error: perm: epoch 0: model 0 at host 0: fc1.weight is not finite; lower the learning rate")
     assert written == ["checkpoint", "config.toml", "perm.safetensors", "profile.csv", "run"]  # and no summary
-    assert load("run/config.toml").personal_lr == 1e6
+    assert load("run/config.toml").personal_lr == 1e30
 
 
 def test_a_global_model_that_goes_astray_names_epoch_and_client(train):
-    status, said, _ = train("--global-lr 1e6")
+    status, said, _ = train("--global-lr 1e6 --step-cap 0")
     assert (status, said.count("\n")) == (2, 1)
     assert said.startswith("error: perm: epoch 0: client 0: the gradient is not finite; lower the learning rate")
 
 
 def test_a_rival_that_goes_non_finite_names_itself_and_the_client(train):
-    status, said, _ = train("--personal-lr 1e6 --algorithm apfl")
+    status, said, _ = train("--global-lr 1e6 --step-cap 0 --algorithm apfl")
     assert (status, said.count("\n")) == (2, 1)
     assert said.startswith("error: apfl: round 1: client 0: fc1.weight is not finite; lower the learning rate")
 
@@ -210,5 +210,12 @@ def test_a_metric_or_loss_of_ones_own_that_is_not_finite_stops_the_run():
     config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=())
     with pytest.raises(NotFinite, match=r"perm: after epoch 1: client 0: test loss .*, metric nan"):
         fit(nn.Linear(3, 2), clients, config, metric=lambda outputs, y: outputs.sum() * torch.nan)
-    with pytest.raises(NotFinite, match="perm: global round 0: client 0: weight is not finite"):
-        fit(nn.Linear(3, 2), clients, config, loss=lambda outputs, y: outputs.sum() * torch.nan)
+    # With a cap a gradient that is not finite is no step, but nothing can be learned from it either.
+    for cap, place in ((0.0, "global round 0: client 0: weight"), (0.2, "epoch 0: client 0: the gradient")):
+        with pytest.raises(NotFinite, match=f"perm: {place} is not finite"):
+            fit(
+                nn.Linear(3, 2),
+                clients,
+                config.override(step_cap=cap),
+                loss=lambda outputs, y: outputs.sum() * torch.nan,
+            )

@@ -38,7 +38,7 @@ def test_flags_are_the_fields_with_dashes():
         ("--local_steps 3", "local_steps", 3),
         ("--epochs 3 --epochs 4", "epochs", 4),
         ("--out some/where", "out", Path("some/where")),
-        ("--steps None", "steps", None),
+        ("--warmup-rounds None", "warmup_rounds", None),
         ("--regularization level", "regularization", "level"),
         ("--regularization 2", "regularization", 2.0),
         ("--baselines=", "baselines", ()),

@@ -18,8 +18,10 @@ def written(folder: Path, text: str) -> Path:
 def test_defaults_are_those_of_the_design():
     config = Config()
     assert (config.num_clients, config.samples_per_client, config.local_steps, config.batch_size) == (20, None, 5, 32)
-    assert (config.steps, config.epochs, config.personal_lr, config.step_cap) == (800, 12, 0.25, 0.2)
-    assert (config.warmup, config.warmup_rounds, config.global_lr) == ("ordered", None, 0.5)
+    assert (config.steps, config.epochs, config.step_cap) == (800, 12, 0.2)
+    assert (config.personal_lr, config.global_lr) == (None, None)  # by the kind of the model
+    assert (config.warmup, config.warmup_rounds, config.start) == ("ordered", None, "nested")
+    assert (config.decay, config.rate_rule, config.first_alpha) == ("linear", "partners", "estimated")
     assert (config.share, config.alpha_every) == ("look-ahead", 4)
     assert (config.tail_average, config.step_rule, config.regularization, config.noise_batches) == (
         0.5,
@@ -108,7 +110,7 @@ def test_every_shipped_configuration_is_understood(path):
 
 
 def test_digits_are_the_defaults_with_rates_of_their_own():
-    rates = {"personal_lr": 0.25, "global_lr": 0.5, "warmup_rounds": None, "rivals": {}}
+    rates = {"personal_lr": None, "global_lr": None, "warmup_rounds": None, "rivals": {}}
     assert load("digits").override(**rates) == Config()
 
 

@@ -346,7 +346,13 @@ def test_fit_takes_clients_of_different_widths(tmp_path):
         model,
         clients,
         Config(
-            epochs=4, steps=0, warmup_rounds=2, baselines=("local", "heterofl-ft"), batch_size=10, out=tmp_path / "mine"
+            epochs=4,
+            steps=0,
+            warmup_rounds=2,
+            share=0.3,
+            baselines=("local", "heterofl-ft"),
+            batch_size=10,
+            out=tmp_path / "mine",
         ),
         loss=F.mse_loss,
         metric=lambda outputs, y: -(outputs - y).abs().mean(),

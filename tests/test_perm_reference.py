@@ -55,6 +55,9 @@ CASES = {
     "a water level": {"regularization": "level", "vc_weight": 0.2},
     "distillation": {"inplace_kd": 0.7, "local_steps": 4},
     "distillation and mixing": {"inplace_kd": 0.7, "server_mix": "alpha"},
+    "steps that shrink": {"rate_rule": "partners", "decay": "linear"},
+    "slow where partners differ": {"rate_rule": "partners", "share": 5.0, "step_rule": "paper", "personal_lr": 0.2},
+    "uniform at first": {"first_alpha": "uniform", "discrepancy": "masked"},
     "no warm-up": {"warmup_rounds": 0, "extraction": "rolling", "discrepancy": "masked"},
 }
 BUDGETS = {
@@ -71,6 +74,8 @@ BUDGETS = {
     "ring": {"schedule": "ring", "step_rule": "paper", "personal_lr": 0.1},
     "mix, tail and ball": {"server_mix": "alpha", "tail_average": 0.6, "projection": 0.3},
     "tail": {"tail_average": 1.0},
+    "steps that shrink": {"rate_rule": "partners", "decay": "linear"},
+    "uniform at first": {"first_alpha": "uniform"},
 }
 TWO_STAGES = ("static", "rolling", "random", "server mix and tail", "final step", "participation", "distillation")
 

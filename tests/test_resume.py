@@ -31,6 +31,8 @@ TINY = {
     "steps": 0,
     "warmup_rounds": 1,
     "share": 0.7,
+    "personal_lr": 0.2,
+    "global_lr": 0.4,
     "alpha_every": 1,
     "quiet": True,
 }

@@ -16,13 +16,15 @@ TOPICS = {
         *("dataset", "data_dir", "download", "partition", "samples_per_client", "validation_share", "image_size"),
         "label_mask",
     ),
-    "model": ("model", "personal_width", "extraction", "nested"),
+    "model": ("model", "start", "personal_width", "extraction", "nested"),
     "training": (
-        *("epochs", "local_steps", "batch_size", "personal_lr", "global_lr", "global_batch", "warmup_rounds"),
-        *("step_rule", "schedule", "inplace_kd", "tail_average", "projection", "final_lr"),
+        *("epochs", "local_steps", "batch_size", "personal_lr", "global_lr", "global_batch", "warmup", "warmup_rounds"),
+        *("step_cap", "step_rule", "rate_rule", "decay", "schedule", "inplace_kd", "tail_average", "projection"),
+        "final_lr",
     ),
     "mixing": (
-        *("server_mix", "discrepancy", "vc_weight", "regularization", "noise_batches", "alpha_steps", "sketch"),
+        *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),
+        *("first_alpha", "alpha_every", "sketch"),
     ),
     "computing": ("dtype", "device", "engine", "workers", "idle_models", "eval_every", "eval_finished"),
 }

@@ -248,7 +248,10 @@ def perm(shards, widths, w, options, draw, *, two_stages):
         q = [noise(w, at[i], shards[i], draw.pieces(i, r)) for i in everybody]
         W = [num_params(units, w) for units in own]
         vc = None if len(set(W)) == 1 else [a * 3 * math.log2(a) for a in W]
-        return weights(zeta, q, n, vc, options)
+        alpha = weights(zeta, q, n, vc, options)
+        if options.rate_rule == "plain":
+            return alpha, [1.0] * N
+        return alpha, perm_maths.visit_rates(alpha, zeta, q, n, options.batch_size)
 
     def travel(visits, r, tour, t):
         """Round t of a tour, in epoch r; the steps it takes."""
@@ -258,7 +261,8 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             if alpha[i][j] == 0 or units is None or not draw.here(j, r):
                 continue
             scale = alpha[i][j] * N if options.step_rule == "paper" else alpha[i][j] / max(alpha[i])
-            lr, batches = options.personal_lr * scale, draw.visit_batches(i, j, tour)
+            left = 1 - (r + 0.5) / options.epochs if options.decay == "linear" else 1.0
+            lr, batches = options.personal_lr * left * scale * rates[i], draw.visit_batches(i, j, tour)
             narrower = [first(width, sizes) for width in sorted(set(widths)) if width < own_width[i]]
             if options.inplace_kd and units == own[i] and narrower:
                 pupils = [narrower[k] for k in draw.visit_choices(i, j, tour, len(narrower))]
@@ -281,8 +285,11 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             w = projected(w, start, first(1, sizes), options.projection)
         spent += N * K
     centre, v, tail = w, [w] * N, []
-    alpha = alpha_at(w, 0)
-    spent += sum(n[i] / batch[i] for i in everybody)
+    if options.first_alpha == "uniform":
+        alpha, rates = [[1 / N] * N for _ in everybody], [1.0] * N
+    else:
+        alpha, rates = alpha_at(w, 0)
+        spent += sum(n[i] / batch[i] for i in everybody)
     yield w, alpha, v, None
     for r in range(options.epochs):
         if not options.steps:
@@ -314,7 +321,7 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             w = moved(w, step, cut(options.global_lr, cap, w, first(1, sizes), step))
             if options.projection is not None:
                 w = projected(w, centre, first(1, sizes), options.projection)
-            alpha = alpha_at(w, r + 1)
+            alpha, rates = alpha_at(w, r + 1)
             spent += sum((n[i] + min(options.global_batch, n[i])) / batch[i] for i in everybody)
             tour, t = tour + 1, 0
         mean = [[sum(each[i][k] for each in tail) / len(tail) for k in range(6)] for i in everybody] if tail else None

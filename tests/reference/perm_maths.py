@@ -135,6 +135,16 @@ def weights(zeta, q, n, vc, vc_weight, share):
     return [noise_row(row, n, 2 * share * noise_i) for row, noise_i in zip(cost, noise, strict=True)]
 
 
+def visit_rates(alpha, zeta, q, n, batch_size):
+    """By how much the steps of model i shrink: the noise of a mini-batch, over it and the spread of its partners."""
+    N, D, rates = len(n), debias(zeta, q), []
+    for i in range(N):
+        batch = q[i] * n[i] / min(batch_size, n[i])
+        spread = sum(alpha[i][j] * alpha[i][k] * D[j][k] for j in range(N) for k in range(N)) / 2
+        rates.append(batch / (batch + spread))
+    return rates
+
+
 def level(zeta, q, n):
     N = len(q)
     height = 0.5 * 2 * sum(q) / N
