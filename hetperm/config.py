@@ -109,7 +109,7 @@ class Config:
     personal_lr: Annotated[float | None, POSITIVE] = None
     """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
     global_lr: Annotated[float | None, POSITIVE] = None
-    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 for other
+    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.2 for other
     models."""
     decay: Literal["linear", "none"] = "linear"
     """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
@@ -139,6 +139,9 @@ class Config:
     """Weight of in-place distillation: visiting models teach a narrower part of themselves; ours, not in the paper."""
     step_rule: Literal["max", "paper"] = "max"
     """Step of model i at host j: eta alpha_ij / max_j alpha_ij, or the paper's eta alpha_ij N."""
+    visits: Literal["shuffle", "parallel"] = "shuffle"
+    """How a model is trained by several hosts: it goes from one to the next (the paper), or a copy goes to each at once
+    and it becomes their mean by alpha."""
     schedule: Literal["colour", "ring"] = "colour"
     """Visits: those with weight in as few rounds as can be, or the paper's ring of N rounds."""
     discrepancy: Literal["probe", "masked"] = "probe"
@@ -342,6 +345,12 @@ def _never_estimated(config: Config) -> str | None:
     return None
 
 
+def _teaches_alone(config: Config) -> str | None:
+    if config.visits == "parallel" and config.inplace_kd:
+        return f"inplace_kd {config.inplace_kd:g} is for models that travel; leave it out, or set visits to 'shuffle'"
+    return None
+
+
 def _mixes_other_parts(config: Config) -> str | None:
     if config.server_mix == "alpha" and config.nested in ("random", "rolling"):
         return (
@@ -357,4 +366,11 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
-CONTRADICTIONS = (_two_returned_models, _nothing_to_descend, _never_estimated, _mixes_other_parts, _one_worker)
+CONTRADICTIONS = (
+    _two_returned_models,
+    _nothing_to_descend,
+    _never_estimated,
+    _teaches_alone,
+    _mixes_other_parts,
+    _one_worker,
+)

@@ -3,7 +3,7 @@
 Both take clients of different widths (section 3.3). With clients of one width they are the homogeneous algorithms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from hetperm.server.estimate import Reports, collect_reports
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
 from hetperm.server.look_ahead import look_ahead
+from hetperm.server.shuffle import Round
 from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, projected, scheduled
 from hetperm.state import State, Work, tail_begins
 
@@ -232,9 +233,7 @@ def visit(federation: Federation, state: State, options: Options) -> State:
     while True:
         rounds = scheduled(state.alpha, options.schedule, generator_for(federation.seed, "schedule", tour))
         first = t
-        while t < len(rounds) and spent + len(rounds[t]) * options.visiting.local_steps <= allowed:
-            spent += len(rounds[t]) * options.visiting.local_steps
-            t += 1
+        t, spent = _affordable(rounds, t, spent, allowed, options.visiting)
         state = personal_epoch(
             federation, state, rounds[first:t], rule, rates=state.memory[RATES]["rate"], tour=tour, first=first
         )
@@ -243,6 +242,19 @@ def visit(federation: Federation, state: State, options: Options) -> State:
         tour, t = tour + 1, 0
     state = replace(state, memory={**state.memory, TOUR: {"at": torch.tensor([tour, t])}})
     return _in_ball(federation, state, options)
+
+
+def _affordable(rounds: Sequence[Round], t: int, spent: float, allowed: float, rule: Visiting) -> tuple[int, float]:
+    """The round before which the steps run out, from round t on, and the steps spent by then."""
+    costs = [len(pairs) * rule.local_steps for pairs in rounds[t:]]
+    if rule.visits == "parallel":
+        costs = [sum(costs)]  # all hosts of a tour train at once, so only whole tours can be paid for
+    for cost in costs:
+        if spent + cost > allowed:
+            return t, spent
+        spent += cost
+        t += 1 if rule.visits == "shuffle" else len(rounds)
+    return t, spent
 
 
 def faded(options: Options, r: int) -> Visiting:

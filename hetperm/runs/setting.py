@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
 OWN = "own"  # the name of the data set in `fit`
-RATES = {"linear": 0.5, "other": 0.3}  # step sizes of the global model: of linear layers only, and of all others
+RATES = {"linear": 0.5, "other": 0.2}  # step sizes of the global model: of linear layers only, and of all others
 PERSONAL = 0.6  # of it is the step size of the personal models
 
 

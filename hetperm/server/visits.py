@@ -21,7 +21,7 @@ from hetperm.server.federation import Federation
 from hetperm.server.shuffle import Round
 from hetperm.server.slicer import Index
 from hetperm.state import State, Work
-from submodels import WHOLE
+from submodels import WHOLE, average
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Visiting:
     nested: str = "static"
     inplace_kd: float = 0.0
     personal_width: str = "own"
+    visits: str = "shuffle"
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,13 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
     r"""(N, N) the step size of model i at host j; sparse if alpha is.
 
     ``"paper"`` is :math:`\eta \alpha_i(j) N`. ``"max"`` is :math:`\eta \alpha_i(j) / \max_j \alpha_i(j)`: it has the
-    same minimiser and cannot grow with N.
+    same minimiser and cannot grow with N. ``"plain"`` is :math:`\eta` wherever there is weight, for visits whose results
+    are weighted later.
     """
     if rule == "paper":
         return eta * alpha * len(alpha)
+    if rule == "plain":
+        return (alpha > 0) * eta if not alpha.is_sparse else _ones_like(alpha) * eta
     if rule == "max" and alpha.is_sparse:
         alpha = alpha.coalesce()
         (i, _), values = alpha.indices(), alpha.values()
@@ -68,6 +72,12 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
     if rule == "max":
         return eta * alpha / alpha.amax(dim=1, keepdim=True)
     raise ValueError(f"unknown step_rule {rule!r}; use 'max' or 'paper'")
+
+
+def _ones_like(alpha: Tensor) -> Tensor:
+    alpha = alpha.coalesce()
+    ones = (alpha.values() > 0).to(alpha.dtype)
+    return torch.sparse_coo_tensor(alpha.indices(), ones, alpha.shape, is_coalesced=True, check_invariants=False)
 
 
 def scheduled(alpha: Tensor, kind: str, generator: torch.Generator) -> list[Round]:
@@ -109,20 +119,22 @@ def personal_epoch(
     tour = state.r if tour is None else tour
     v, clients, own = list(state.v), federation.clients, federation.own_widths(rule.personal_width)
     factors = [1.0] * len(clients) if rates is None else rates.tolist()
-    sizes = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, rule.step_rule))
+    parallel = rule.visits == "parallel"
+    sizes = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, "plain" if parallel else rule.step_rule))
     lr = [{j: size * factor for j, size in row.items()} for row, factor in zip(sizes, factors, strict=True)]
     is_present = present(clients, rule.participation, seed=federation.seed, r=state.r)
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
-    work = Work(rounds=len(rounds))
-    for t, pairs in enumerate(rounds, first):
+    work = Work(rounds=1 if parallel and rounds else len(rounds))
+    # In parallel all visits of a tour are one round, in which every model appears as often as it has hosts.
+    together = [(first, [pair for pairs in rounds for pair in pairs])] if parallel and rounds else []
+    for t, pairs in together or enumerate(rounds, first):
         # The ring also schedules visits without weight. They would change nothing, so they are skipped.
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
         # An epoch has at most N rounds, so this number differs for all rounds of the run.
         visits = _visits(federation, weighty, own, rule.nested, round=tour * len(clients) + t)
         away = sum(not is_present[visit.j] for visit in visits)
         visits = [visit for visit in visits if is_present[visit.j]]
-        # Every model appears once in a round, so all tasks can start from v as it is. Only a host that holds the
-        # whole model can run it as a teacher.
+        # All tasks start from v as it is. Only a host that holds the whole model can run it as a teacher.
         tasks = [
             Task(
                 _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
@@ -135,8 +147,11 @@ def personal_epoch(
             for visit in visits
         ]
         trained = federation.train(tasks)
-        for visit, part in zip(visits, trained, strict=True):
-            v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
+        if parallel:
+            v = _means(federation, v, visits, trained, mixing.rows_of(state.alpha))
+        else:
+            for visit, part in zip(visits, trained, strict=True):
+                v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
         # A visit sends the part to the host and back again.
         moved = sum(num_bytes(part) for part in trained)
         work += Work(visits=len(visits), bytes_down=moved, bytes_up=moved, skipped=away)
@@ -144,6 +159,26 @@ def personal_epoch(
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
     return replace(state, v=tuple(v), work=state.work + work)
+
+
+def _means(
+    federation: Federation,
+    v: Sequence[Params],
+    visits: Sequence[Visit],
+    trained: Sequence[Params],
+    weights: Sequence[Mapping[int, float]],
+) -> list[Params]:
+    r"""Every model as the mean of what its hosts made of it, by alpha, over the hosts that hold a coordinate.
+
+    .. math:: v_{ik} \leftarrow \sum_{j : k \in m_j} \alpha_{ij} u_{ijk} \Big/ \sum_{j : k \in m_j} \alpha_{ij}
+    """
+    made: dict[int, list[tuple[int, tuple[Params, Index, float]]]] = {}
+    for visit, part in zip(visits, trained, strict=True):
+        key = federation.clients[visit.j].key
+        made.setdefault(visit.i, []).append((key, (part, visit.index, weights[visit.i][visit.j])))
+    # Sorted by key, so that sums do not depend on how the clients are labelled.
+    parts = {i: [update for _, update in sorted(pairs, key=lambda pair: pair[0])] for i, pairs in made.items()}
+    return [federation.keep(average(params, parts[i])) if i in parts else params for i, params in enumerate(v)]
 
 
 def _visits(federation: Federation, pairs: Round, own: Sequence[float], nested: str, *, round: int) -> list[Visit]:
