@@ -72,9 +72,10 @@ def compare(setting: Setting, rounds: int) -> None:
     updates = [Sgd(steps=5, batch_size=32, lr=config.global_lr)] * len(clients)
     for done in (0, rounds):
         for round in range(done):
-            w, _ = local_sgd_round(federation, w, updates, round=round)
+            w, _ = local_sgd_round(federation, w, updates, batch_size=32, round=round)
         for kind in ("probe", "masked"):
-            reports = collect_reports(federation, State(0, w, ()), ReportGradient(batches=8), compare=kind)
+            update = ReportGradient(batches=8)
+            reports = collect_reports(federation, State(0, w, ()), update, batch_size=32, compare=kind)
             zeta, q, n = reports.zeta, reports.q, reports.n
             alpha = mixing.weights(zeta, q, n)
             line = f"seed {config.seed} {config.partition:14} round {done:2} {kind:6}"

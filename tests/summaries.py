@@ -85,5 +85,13 @@ def _method(method: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "loss": {"mean": 0.3, "weighted": 0.3, "std": 0.1, "worst": 0.5, "bottom_decile": 0.4},
         "tiers": tiers,
         "alpha": alpha if method == "perm" else None,
-        "cost": {"visits": 12, "rounds": 3, "client_steps": 60, "bytes_down": moved, "bytes_up": moved, "skipped": 0},
+        "cost": {
+            "visits": 12,
+            "rounds": 3,
+            "client_steps": 60,
+            "bytes_down": moved,
+            "bytes_up": moved,
+            "skipped": 0,
+            "macs": 7200,
+        },
     }

@@ -106,17 +106,19 @@ def rows_of(method: str, **changes):
 
 
 @pytest.mark.parametrize(
-    ("method", "rounds", "reached"),
+    ("method", "changes", "rounds", "reached"),
     [
-        ("perm", 5, 1 / 4),  # the warm-up and a step of each epoch
-        ("perm-two-stage", 2, 1 / 4),
-        ("heterofl", 6, 1 / 4),
-        ("heterofl-ft", 3, 1 / 4),  # half of the steps are fine-tuning
-        ("fedrolex-ft", 3, 1 / 2),  # a window of two channels that moves on by one a round
+        ("perm", {"steps": 0, "alpha_every": 1}, 5, 1 / 4),  # the warm-up and a step of each epoch
+        ("perm", {"alpha_every": 1}, 4, 1 / 4),  # and of the last epoch none: its weights would not be used
+        ("perm", {"alpha_every": 2}, 3, 1 / 4),
+        ("perm-two-stage", {}, 2, 1 / 4),
+        ("heterofl", {}, 6, 1 / 4),
+        ("heterofl-ft", {}, 3, 1 / 4),  # half of the steps are fine-tuning
+        ("fedrolex-ft", {}, 3, 1 / 2),  # a window of two channels that moves on by one a round
     ],
 )
-def test_coverage_counts_the_rounds_in_which_the_global_model_is_trained(method, rounds, reached):
-    rows = rows_of(method)
+def test_coverage_counts_the_rounds_in_which_the_global_model_is_trained(method, changes, rounds, reached):
+    rows = rows_of(method, **changes)
     assert {row["rounds"] for row in rows.values()} == {rounds}
     assert 1 - rows["0.bias", "0.25"]["never"] == pytest.approx(reached)
 

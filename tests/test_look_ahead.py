@@ -325,20 +325,21 @@ def test_networks_with_batch_norms_look_ahead_too():
 
 
 def test_work_by_hand():
-    """Ten candidates at three step sizes on the 20 samples of each for validation, but no more than it trains on; the
+    """Every candidate at every step size on the 20 samples of each for validation, but no more than it trains on; the
     probe has 27 numbers and a direction as many, of 8 bytes each; a sample costs a third of a gradient's.
     """
     clients = with_validation(make_clients())
     work = outlook(clients).work
-    assert work.client_steps == pytest.approx(sum(n * 10 * 3 / 3 / 4 for n in (9, 7, 12, 8)))
-    assert work.bytes_down == 4 * (27 + 10 * 27) * 8 and work.bytes_up == 4 * 10 * 3 * 8 and work.rounds == 1
+    tried = len(SHARES) * len(module.RATES)
+    assert work.client_steps == pytest.approx(sum(n * tried / 3 / 4 for n in (9, 7, 12, 8)))
+    assert work.bytes_down == 4 * (1 + len(SHARES)) * 27 * 8 and work.bytes_up == 4 * tried * 8 and work.rounds == 1
 
 
 def test_work_of_clients_without_validation_data_by_hand():
     """Two halves of 4, 3, 6 and 4 samples judge; each also takes a gradient of its whole shard."""
     work = outlook(make_clients()).work
-    halves = {9: 8, 7: 6, 12: 12, 8: 8}
-    assert work.client_steps == pytest.approx(sum((n + judges * 10) / 4 for n, judges in halves.items()))
+    halves, tried = {9: 8, 7: 6, 12: 12, 8: 8}, len(SHARES) * len(module.RATES)
+    assert work.client_steps == pytest.approx(sum((n + judges * tried / 3) / 4 for n, judges in halves.items()))
 
 
 def test_no_more_clients_are_asked_than_suffice_whoever_comes_first(monkeypatch):

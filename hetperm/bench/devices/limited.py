@@ -38,9 +38,7 @@ class Limited:
         limit: Limit | None,
         rehearsed: bool = False,
     ):
-        # Without the data that clients are scored on: they would count against the host's memory.
-        self.clients = [replace(client, val=None, test=None) for client in clients]
-        self.shop, self.devices, self.allowed = shop, devices, allowed
+        self.clients, self.shop, self.devices, self.allowed = clients, shop, devices, allowed
         self.limit, self.rehearsed = limit, rehearsed
         self.done = [0] * len(clients)
 
@@ -52,8 +50,11 @@ class Limited:
         """Do nothing: the caller made the devices, and closes them."""
 
     def _run(self, task: Task) -> Any | Failure:
-        module, allowed = self.shop.at(task.width).module, self.allowed[task.host]
-        work = partial(visit, task, self.clients[task.host], module, self.shop.loss)
+        module, allowed, client = self.shop.at(task.width).module, self.allowed[task.host], self.clients[task.host]
+        # Without data that the task does not use: they would count against the host's memory. Of a view only its own
+        # rows are sent, not the pool.
+        client = replace(client, val=tuple(client.val) if task.part == "val" else None, test=None)
+        work = partial(visit, task, client, module, self.shop.loss)
         try:
             outcome = self.devices.do(work, allowed=allowed, limit=self.limit, rehearsed=self.rehearsed)
         except Exceeded as error:

@@ -25,6 +25,8 @@ from hetperm.server.visits import step_sizes
 from hetperm.state import State, tail_begins
 
 PARTITIONS = ("classes:1", "class-groups:2", "label-shift:2")
+# An epoch is a visit to every partner, with the steps of the paper: what differs are only the visits.
+PAPER = {"steps": 0, "step_cap": 0.0, "decay": "none", "rate_rule": "plain", "share": mixing.SHARE}
 ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # for the price of alpha
 
 
@@ -47,7 +49,7 @@ class Case:
             capacity_profile="homogeneous",
             warmup_rounds=self.warmup_rounds,
             epochs=self.epochs,
-            **changes,
+            **PAPER | changes,
         )
         return from_config(config)
 
@@ -118,7 +120,8 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
             state = algorithm.begin()
 
             def estimate() -> None:
-                reports = collect_reports(federation, state, ReportGradient(options.mixing.noise_batches))
+                update, batch_size = ReportGradient(options.mixing.noise_batches), options.visiting.batch_size
+                reports = collect_reports(federation, state, update, batch_size=batch_size)
                 mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
             visit = partial(algorithm.epoch, state)
