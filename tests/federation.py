@@ -61,6 +61,7 @@ VARIANTS = {
     "rolling": {"nested": "rolling", "extraction": "rolling"},
     "skip": {"nested": "skip", "final_lr": 0.1},
     "raw": {"discrepancy": "masked", "vc_weight": "raw", "regularization": 40.0},
+    "parallel": {"visits": "parallel", "nested": "rolling", "participation": 0.8},
     "smallest": {"personal_width": "smallest", "inplace_kd": 0.5},
 }
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,22 @@ RIVALS = (
     *("heterofl", "heterofl-ft", "feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
 ALONE = {"baselines": ()}
+
+# Settings of the paper, with which runs are as they were before there was a budget of steps. Those that a checkout does
+# not know are left out: it has no other way.
+AS_BEFORE = {
+    "steps": 0,
+    "warmup": "static",
+    "start": "plain",
+    "step_cap": 0.0,
+    "decay": "none",
+    "rate_rule": "plain",
+    "alpha_every": 1,
+    "first_alpha": "estimated",
+    "personal_lr": 0.3,
+    "global_lr": 0.5,
+}
+PAPER = {"step_rule": "paper", "schedule": "ring", "regularization": 0.5, "alpha_steps": 20, "personal_lr": 0.05}
 
 # Name of the case -> settings on top of configs/digits.toml, which is the main job.
 CASES: dict[str, dict[str, Any]] = {
@@ -50,6 +67,19 @@ CASES: dict[str, dict[str, Any]] = {
     "classes": {"partition": "classes:2", "label_mask": True, "baselines": ("fedavg-ft", "heterofl")},
     "cnn": {"model": "cnn", "engine": "threads", "workers": 2, "epochs": 2, "num_clients": 6, "warmup_rounds": 4},
     "fjord": {"algorithm": "fjord-ft", "baselines": ("ifca",), "epochs": 4, "eval_finished": 2},
+    "as-before": {**AS_BEFORE, **PAPER, **ALONE},
+    "as-before-two-stage": {**AS_BEFORE, "algorithm": "perm-two-stage", "regularization": "level", **ALONE},
+    "as-before-random": {
+        **AS_BEFORE,
+        "extraction": "random",
+        "nested": "random",
+        "discrepancy": "masked",
+        "regularization": 40.0,
+        "final_lr": 0.05,
+        "tail_average": 0.0,
+        "engine": "sequential",
+        **ALONE,
+    },
     "fedrolex": {"algorithm": "fedrolex", "epochs": 4, **ALONE},
     "float64": {"dtype": "float64", "capacity_profile": "homogeneous", "epochs": 3, "baselines": ("apfl", "pfedme")},
 }
@@ -63,6 +93,9 @@ import json, sys
 import hetperm
 from hetperm import config
 for name, settings, out in json.load(sys.stdin):
+    if "step_cap" not in config.FIELDS:
+        settings.pop("steps", None)  # which only rivals had
+    settings = {key: value for key, value in settings.items() if key in config.FIELDS}
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     hetperm.run(config.load("digits").override(**settings, out=out, quiet=True))
     print(name, file=sys.stderr, flush=True)
@@ -91,17 +124,20 @@ def written(folder: Path) -> dict[str, bytes]:
     }
 
 
-def differences(before: Path, now: Path) -> list[str]:
-    """Files that only one of two run folders has, or that differ."""
+def differences(before: Path, now: Path, pattern: str = "*") -> list[str]:
+    """Files that only one of two run folders has, or that differ, of those that match a pattern."""
     ours, theirs = written(now), written(before)
-    return [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    names = [name for name in sorted({*ours, *theirs}) if fnmatch(name, pattern)]
+    return [name for name in names if ours.get(name) != theirs.get(name)]
 
 
-def compare(checkout: Path, cases: dict[str, dict[str, Any]], before: Path, now: Path) -> dict[str, list[str]]:
+def compare(
+    checkout: Path, cases: dict[str, dict[str, Any]], before: Path, now: Path, pattern: str = "*"
+) -> dict[str, list[str]]:
     """Name of the case -> the files in which two checkouts differ: the other writes to ``before``, this to ``now``."""
     run_cases(checkout, {name: case for name, case in cases.items() if not (before / name).exists()}, before)
     run_cases(ROOT, cases, now)
-    return {name: differences(before / name, now / name) for name in cases}
+    return {name: differences(before / name, now / name, pattern) for name in cases}
 
 
 def chosen(names: list[str], *, quick: bool) -> dict[str, dict[str, Any]]:

@@ -91,7 +91,8 @@ def by_key(clients):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [*itertools.product(LOOPS, ("odd", "mixed")), *((name, "plain") for name in SIZED[2:])]
+    ("name", "variant"),
+    [*itertools.product(LOOPS, ("odd", "mixed", "parallel")), *((name, "plain") for name in SIZED[2:])],
 )
 def test_relabelling_clients_relabels_weights_and_models(name, variant, monkeypatch):
     clients, order = make_clients(), [2, 0, 3, 1]

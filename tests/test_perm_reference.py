@@ -58,6 +58,8 @@ CASES = {
     "steps that shrink": {"rate_rule": "partners", "decay": "linear"},
     "slow where partners differ": {"rate_rule": "partners", "share": 5.0, "step_rule": "paper", "personal_lr": 0.2},
     "uniform at first": {"first_alpha": "uniform", "discrepancy": "masked"},
+    "parallel": {"visits": "parallel"},
+    "parallel, rolling": {"visits": "parallel", "nested": "rolling", "participation": 0.6, "rate_rule": "partners"},
     "no warm-up": {"warmup_rounds": 0, "extraction": "rolling", "discrepancy": "masked"},
 }
 BUDGETS = {
@@ -76,6 +78,7 @@ BUDGETS = {
     "tail": {"tail_average": 1.0},
     "steps that shrink": {"rate_rule": "partners", "decay": "linear"},
     "uniform at first": {"first_alpha": "uniform"},
+    "parallel": {"visits": "parallel", "steps": 120, "epochs": 3, "alpha_every": 1, "decay": "linear"},
 }
 TWO_STAGES = ("static", "rolling", "random", "server mix and tail", "final step", "participation", "distillation")
 
@@ -140,7 +143,11 @@ def budgeted(name):
 def test_within_a_budget_of_steps_perm_equals_loops(name, case):
     changes = BUDGET | BUDGETS[case]
     state = assert_run(name, make_clients(), **changes)
-    assert 0.8 * changes["steps"] < state.work.client_steps / 4 <= changes["steps"] or case in ("skip", "ring")
+    assert 0.8 * changes["steps"] < state.work.client_steps / 4 <= changes["steps"] or case in (
+        "skip",
+        "ring",
+        "parallel",
+    )
     assert case == "ordered" or not same(state, budgeted(name))
 
 

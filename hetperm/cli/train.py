@@ -19,8 +19,8 @@ TOPICS = {
     "model": ("model", "start", "personal_width", "extraction", "nested"),
     "training": (
         *("epochs", "local_steps", "batch_size", "personal_lr", "global_lr", "global_batch", "warmup", "warmup_rounds"),
-        *("step_cap", "step_rule", "rate_rule", "decay", "schedule", "inplace_kd", "tail_average", "projection"),
-        "final_lr",
+        *("step_cap", "step_rule", "rate_rule", "decay", "visits", "schedule", "inplace_kd", "tail_average"),
+        *("projection", "final_lr"),
     ),
     "mixing": (
         *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),

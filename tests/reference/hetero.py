@@ -153,6 +153,17 @@ def covered_mean(old, models, units, votes=None):
     return out
 
 
+def weighted_mean(old, made):
+    """Coordinate by coordinate over those that hold it, by weight; ``made``: (model, units, weight)."""
+    out = [x.clone() for x in old]
+    for tensor, x in enumerate(out):
+        for place in places(x):
+            by = [(model[tensor][place], weight) for model, units, weight in made if holds(units, tensor, place)]
+            if by:
+                x[place] = sum(value * weight for value, weight in by) / sum(weight for _, weight in by)
+    return out
+
+
 def mixed(i, v, own, weights):
     """Client i's model mixed with others over what they have in common."""
     out = [x.clone() for x in v[i]]
@@ -272,6 +283,20 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             taken += K
         return taken
 
+    def at_once(rounds, r, tour):
+        """All visits of a tour, each of a copy of the model, which becomes their mean by alpha; the steps it takes."""
+        made = [[] for _ in everybody]
+        for i, j in [pair for visits in rounds for pair in visits]:
+            units = nested(i, j, tour * N)
+            if alpha[i][j] == 0 or units is None or not draw.here(j, r):
+                continue
+            left = 1 - (r + 0.5) / options.epochs if options.decay == "linear" else 1.0
+            lr = options.personal_lr * left * rates[i]
+            made[i].append((visit(v[i], units, shards[j], draw.visit_batches(i, j, tour), lr, cap), units, alpha[i][j]))
+        for i in everybody:
+            v[i] = weighted_mean(v[i], made[i])
+        return K * sum(len(each) for each in made)
+
     start = w
     for r in range(warmup_rounds):
         handed = widths
@@ -292,9 +317,19 @@ def perm(shards, widths, w, options, draw, *, two_stages):
         spent += sum(n[i] / batch[i] for i in everybody)
     yield w, alpha, v, None
     for r in range(options.epochs):
-        if not options.steps:
+        if not options.steps and options.visits == "parallel":
+            at_once(draw.rounds(r, alpha), r, r)
+        elif not options.steps:
             for k, visits in enumerate(draw.rounds(r, alpha)):
                 travel(visits, r, r, k)
+        elif options.visits == "parallel":
+            planned, allowed = spent, spent + (steps - spent) / (options.epochs - r)
+            rounds = draw.rounds(tour, alpha)
+            while planned + K * sum(len(visits) for visits in rounds) <= allowed:
+                planned += K * sum(len(visits) for visits in rounds)
+                spent += at_once(rounds, r, tour)
+                tour += 1
+                rounds = draw.rounds(tour, alpha)
         else:
             planned, allowed = spent, spent + (steps - spent) / (options.epochs - r)
             rounds = draw.rounds(tour, alpha)
