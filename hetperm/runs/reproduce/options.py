@@ -40,8 +40,8 @@ class Options:
     """Go on with the folder of before: finished cells are not run again."""
     out: Path | None = None
     """Folder to write to, which must not exist; None: runs/reproduce-EXPERIMENT, or -2, ... if that is taken."""
-    seeds: Annotated[tuple[int, ...] | None, several(whole(0))] = None
-    """Seeds; None: 0 to 4, for tuning 100 and 101."""
+    seeds: Annotated[tuple[int, ...], several(whole(0))] = ()
+    """Seeds; none: 0 to 4, for tuning 100 and 101."""
     settings: Annotated[Names, several(text)] = ()
     """Only these settings of the experiment, by name; none: all."""
     methods: Annotated[Names, several(text)] = ()
