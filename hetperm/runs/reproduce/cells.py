@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ class Settings:
         key = repr([(name, getattr(config, name)) for name in FIELDS if name not in OF_THE_METHOD])
         if key != self._key:
             self._last, self._key = self._build(config), key
-        return replace(self._last, config=config.override(device=self._last.config.device))
+        return self._last.with_config(config)
 
 
 # Figures
