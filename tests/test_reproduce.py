@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetperm.cli.flags import flag_of, parse
 from hetperm.cli.main import guarded
 from hetperm.cli.reproduce import main
 from hetperm.config import ALGORITHMS, Config, read
@@ -66,6 +67,15 @@ def test_flags_choose_settings_methods_and_steps():
     for field, sentence in (("settings", "unknown setting 'mnist-idd'"), ("methods", "unknown method 'mnist-idd'")):
         with pytest.raises(ValueError, match=sentence):
             read_plan("hetero", Options(**{field: ("mnist-idd",)}))
+
+
+def test_every_flag_is_read_from_words():
+    words = "--quick --resume --out a --seeds 3 4 --settings b,c --methods perm --budgets macs --steps 5 --data-dir d"
+    words += " --cifar10 e --phones f --leaf g --tuned h --workers 2 --quiet"
+    options = parse(Options, words.split(), prog="hetperm reproduce")
+    assert {word for word in words.split() if word.startswith("--")} == {flag_of(name) for name in vars(options)}
+    assert (options.seeds, options.settings, options.budgets) == ((3, 4), ("b", "c"), ("macs",))
+    assert (options.out, options.leaf, options.steps) == (Path("a"), Path("g"), 5)
 
 
 def test_a_method_that_this_version_lacks_is_left_out_with_a_sentence(monkeypatch):

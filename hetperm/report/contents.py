@@ -52,6 +52,7 @@ class Mixing:
     Attributes:
         effective_partners: 1 / sum of squared weights, which is k if k partners weigh the same.
         nonzero: the clients that a client learns from, itself included.
+        share: how much difference was found worth sharing, in units of noise; None if nothing was looked for.
     """
 
     effective_partners: float | None = None
@@ -59,6 +60,7 @@ class Mixing:
     self_weight: float | None = None
     same_tier_mass: float | None = None
     same_group_mass: float | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)

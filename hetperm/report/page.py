@@ -204,6 +204,12 @@ CAPTIONS = {
         "same kind of data (the algorithm never knows), thick lines separate these groups and thin lines the tiers "
         "within. Grey strips, if there are several tiers, show a client's tier: the darker, the larger.",
     ),
+    "look-ahead.png": (
+        "Line of the loss after one step against how much difference is shared",
+        "How much to share, judged one step ahead: the mean loss of clients on their validation data after the first "
+        "step that each candidate would lead to, as a difference to being alone. The lowest point was chosen; the band "
+        "is the standard error over clients.",
+    ),
     "accuracy.png": (
         "Lines of test accuracy against what was spent on training and on communication",
         "Accuracy against its cost so far: the further up and to the left, the better. Bands are the spread over "

@@ -186,6 +186,34 @@ def _tier_strips(figure: Figure, axes, rank: np.ndarray, names: Sequence[str]) -
     figure.legend(handles=handles, title="tier", loc="lower center", ncols=LEGEND, fontsize=8, title_fontsize=8)
 
 
+# How much to share
+
+
+def look_ahead(shares: Sequence[float], losses: np.ndarray, chosen: int, *, title: str = "") -> Figure:
+    """The loss one step ahead against how much difference is shared, as a difference to sharing nothing.
+
+    Args:
+        shares: (C,) the candidates.
+        losses: (C, M) the loss of each client.
+        chosen: the position of the candidate that was taken.
+    """
+    gain = losses - losses[:1]
+    mean, error = gain.mean(1), gain.std(1) / np.sqrt(losses.shape[1])
+    x = np.arange(len(shares))
+    figure = Figure(figsize=(6.0, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(x, mean - error, mean + error, alpha=0.2, linewidth=0)
+    axes.plot(x, mean, marker="o", markersize=4)
+    axes.plot(x[chosen], mean[chosen], marker="o", markersize=10, markerfacecolor="none", color="black", linestyle="")
+    labels = ["alone" if share == 0 else "all" if share >= 1e6 else f"{share:g}" for share in shares]
+    axes.set_xticks(x, labels, fontsize=8)
+    axes.set(title=_plain(title), xlabel="difference worth sharing, in units of noise")
+    axes.set_ylabel("loss one step ahead, minus alone")
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 # Accuracy by tier
 
 

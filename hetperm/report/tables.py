@@ -66,6 +66,8 @@ def mixing_lines(summary: Summary) -> list[str]:
     """One line about the mixing weights of each method that has them."""
     lines = []
     for name, alpha in summary.mixing.items():
+        if alpha.share is not None and not summary.seeds:
+            lines.append(f"{name}: {share_sentence(alpha.share)}")
         mass = alpha.same_group_mass
         group = "" if mass is None else f"same-group mass {mass:.3f}, "
         lines.append(
@@ -73,6 +75,21 @@ def mixing_lines(summary: Summary) -> list[str]:
             f"{alpha.nonzero:.1f} ({alpha.effective_partners:.1f} effective)"
         )
     return lines
+
+
+def share_sentence(share: float) -> str:
+    """What the look ahead chose, in words.
+
+    Example:
+        >>> share_sentence(0.0)
+        'looking one step ahead, clients are best off alone (share 0)'
+    """
+    what = f"differences of about {share:g} times the noise of a gradient are worth sharing (share {share:g})"
+    if share == 0:
+        what = "clients are best off alone (share 0)"
+    elif share >= 1e6:
+        what = "everybody learns from everybody, by their samples"
+    return f"looking one step ahead, {what}"
 
 
 def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hetperm
+from hetperm.algorithms.perm import LOOK_AHEAD
 from hetperm.client import Client
 from hetperm.config import Config, read
 from hetperm.device.bench import Loss
@@ -391,6 +392,13 @@ def _draw(result: Result) -> None:
             largest_first=setting.tier_names,
         )
         files.write(folder / "alpha.png", pictures.png(figure))
+    table = result.state.memory.get(LOOK_AHEAD)
+    if table is not None:
+        shares, losses = table["shares"].tolist(), table["losses"].cpu().numpy()
+        rows = [{"share": share, "loss": float(loss)} for share, loss in zip(shares, losses.mean(1), strict=True)]
+        files.write_csv(folder / "look-ahead.csv", rows)
+        figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
+        files.write(folder / "look-ahead.png", pictures.png(figure))
     files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
     tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
     files.write(folder / "tiers.png", pictures.png(tiers))

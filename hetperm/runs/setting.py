@@ -64,6 +64,11 @@ class Setting:
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
 
+    def with_config(self, config: Config) -> "Setting":
+        """The same data and model under another configuration, which must ask for the same data and model."""
+        config = config.override(device=self.config.device)
+        return replace(self, config=with_rates(config, self.shop.full.module))
+
     @property
     def slicer(self) -> Slicer:
         """The slicer for models of this architecture."""

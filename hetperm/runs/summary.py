@@ -8,10 +8,12 @@ import numpy as np
 from torch import Tensor
 
 from hetperm import mixing
+from hetperm.algorithms import perm
 from hetperm.report.contents import Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
+from hetperm.state import State
 
 
 def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
@@ -48,13 +50,17 @@ def _method(trained: Trained) -> Method:
         accuracy=Figures(**over_clients.get("accuracy", {})),
         loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
-        alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha),
+        alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha, _share(trained.state)),
         cost=Cost(**vars(trained.state.work)),
         diverged=trained.diverged or None,
     )
 
 
-def mixing_of(setting: Setting, alpha: Tensor | None) -> Mixing | None:
+def _share(state: State) -> float | None:
+    return perm.chosen_share(state.memory) if perm.LOOK_AHEAD in state.memory else None
+
+
+def mixing_of(setting: Setting, alpha: Tensor | None, share: float | None = None) -> Mixing | None:
     """Statistics of mixing weights; None if there are none."""
     if alpha is None:
         return None
@@ -64,6 +70,7 @@ def mixing_of(setting: Setting, alpha: Tensor | None) -> Mixing | None:
         self_weight=mixing.self_weight(alpha),
         same_tier_mass=mixing.same_group_mass(alpha, setting.tiers),
         same_group_mass=None if setting.groups is None else mixing.same_group_mass(alpha, setting.groups),
+        share=share,
     )
 
 

@@ -19,7 +19,8 @@ from hetperm.server.estimate import Reports
 from hetperm.server.federation import Federation
 from hetperm.state import Work
 
-SHARES = (0.0, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, math.inf)  # the candidates, c
+EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
+SHARES = (0.0, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, EVERYBODY)  # the candidates, c
 RATES = (0.25, 1.0)  # the step sizes that are tried, times that of the global model
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into losses, unless there are too few for the smallest number of samples

@@ -55,8 +55,8 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
     r"""(N, N) the step size of model i at host j; sparse if alpha is.
 
     ``"paper"`` is :math:`\eta \alpha_i(j) N`. ``"max"`` is :math:`\eta \alpha_i(j) / \max_j \alpha_i(j)`: it has the
-    same minimiser and cannot grow with N. ``"plain"`` is :math:`\eta` wherever there is weight, for visits whose results
-    are weighted later.
+    same minimiser and cannot grow with N. ``"plain"`` is :math:`\eta` wherever there is weight, for visits whose
+    results are weighted later.
     """
     if rule == "paper":
         return eta * alpha * len(alpha)

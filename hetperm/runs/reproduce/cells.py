@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ Measure = Callable[[Cell], Mapping[str, Any]]  # the figures of a cell
 
 def measured(cell: Cell, measure: Measure, *, commit: str | None = None) -> Row:
     """The row of a cell: its figures, what they are of, and how long it took."""
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     figures = measure(cell)
     return {
         "setting": cell.case,
@@ -103,6 +103,7 @@ def measured(cell: Cell, measure: Measure, *, commit: str | None = None) -> Row:
         "fingerprint": cell.fingerprint,
         "commit": commit,
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - cpu,
         **figures,
     }
 
@@ -128,7 +129,7 @@ class Settings:
         key = repr([(name, getattr(config, name)) for name in FIELDS if name not in OF_THE_METHOD])
         if key != self._key:
             self._last, self._key = self._build(config), key
-        return replace(self._last, config=config.override(device=self._last.config.device))
+        return self._last.with_config(config)
 
 
 # Figures
