@@ -270,6 +270,21 @@ def test_a_share_of_nothing_is_alone_and_one_without_end_goes_by_samples(given_,
         assert (mixing.weights(zeta, q, n, share=1e12, **options) - everybody).abs().max() <= 1e-6
 
 
+# How far apart partners are
+
+
+@settings(max_examples=30, deadline=None)
+@given(reports(), SHARES)
+def test_the_spread_of_partners_is_that_of_the_reference_dense_or_sparse(given_, share):
+    zeta, q, n, _ = given_
+    alpha = mixing.weights(zeta, q, n, share=share)
+    D, rows = perm_maths.debias(zeta.tolist(), q.tolist()), alpha.tolist()
+    everybody = range(len(n))
+    expected = [sum(row[j] * row[k] * D[j][k] for j in everybody for k in everybody) / 2 for row in rows]
+    assert torch.allclose(mixing.spread(alpha, zeta, q), double(expected), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(mixing.spread(mixing.sparse(alpha), zeta, q), double(expected), rtol=1e-12, atol=1e-12)
+
+
 # Blocks, sparse form, sketches
 
 

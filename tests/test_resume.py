@@ -119,6 +119,19 @@ def test_a_whole_run_leaves_what_is_compared_here(whole):
 # Stopped
 
 
+@pytest.mark.slow
+def test_a_run_within_a_budget_that_is_stopped_in_the_middle_of_a_tour_ends_alike(tmp_path):
+    budget = {"steps": 60, "warmup_rounds": None, "share": "look-ahead", "alpha_every": 2, "epochs": 4}
+    whole = run(tiny(**budget, baselines=(), out=tmp_path / "whole"))
+    assert 0 < whole.summary["cost"]["client_steps"] / 6 <= 60
+    config = tiny(**budget, baselines=(), out=tmp_path / "run", resume=True)
+    for k in (1, 2, 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, on_epoch=Stop(k))
+    run(config)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
 class Stop:
     """An on_epoch that acts like Ctrl-C in the k-th call."""
 
