@@ -28,6 +28,10 @@ PARTITIONS = ("classes:1", "class-groups:2", "label-shift:2")
 ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # for the price of alpha
 
 
+# An epoch is every visit once, at the paper's step sizes: what the literal epoch does too.
+LITERAL = {"steps": 0, "warmup": "static", "step_cap": 0.0, "decay": "none", "rate_rule": "plain", "share": 0.7}
+
+
 @dataclass(frozen=True)
 class Case:
     """What epochs run on: MNIST from a folder, or the digits that come with scikit-learn, which are fewer."""
@@ -45,6 +49,7 @@ class Case:
             partition=partition,
             num_clients=self.num_clients,
             capacity_profile="homogeneous",
+            **LITERAL,
             warmup_rounds=self.warmup_rounds,
             epochs=self.epochs,
             **changes,
@@ -118,7 +123,8 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
             state = algorithm.begin()
 
             def estimate() -> None:
-                reports = collect_reports(federation, state, ReportGradient(options.mixing.noise_batches))
+                update = ReportGradient(options.mixing.noise_batches)
+                reports = collect_reports(federation, state, update, batch_size=options.visiting.batch_size)
                 mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
             visit = partial(algorithm.epoch, state)

@@ -19,7 +19,7 @@ def curve(sizes: Sequence[int], *, engine: str) -> list[dict[str, Any]]:
 
 def _in_child(N: int, engine: str) -> dict[str, Any]:
     # The child must find this very package, also in a checkout that is not installed.
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     # The peak of a process never falls: in one process, a size would show the peak of the size before it.
     command = [sys.executable, "-m", "hetperm.bench.speed.scaling", str(N), engine]
@@ -41,7 +41,8 @@ def epoch(N: int, engine: str) -> dict[str, Any]:
     from hetperm.runs.training import algorithm_for
     from submodels import zoo
 
-    config = Config(num_clients=N, warmup_rounds=1, epochs=2, sketch=256, tail_average=0.0, engine=engine, device="cpu")
+    length = {"steps": 0, "warmup_rounds": 1, "epochs": 2, "alpha_every": 1}
+    config = Config(num_clients=N, **length, sketch=256, tail_average=0.0, engine=engine, device="cpu")
     before = peak_bytes()  # all imports are done: what comes on top belongs to the epoch
     with pinned(1):
         torch.manual_seed(0)
