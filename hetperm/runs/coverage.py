@@ -30,8 +30,8 @@ def coverage_of(main: Trained) -> list[Mapping[str, object]] | None:
         drawn = partial(_drawn, setting, options) if options.ordered and not options.distil else None
         return list(coverage(setting, options.extraction, rounds=options.rounds, drawn=drawn))
     # Two-stage PERM trains the global model only in the warm-up, the single loop also before each estimate of alpha.
-    # Within a budget of steps nothing is estimated after the last epoch.
-    last = config.epochs - bool(config.steps)
+    # Within a budget nothing is estimated after the last epoch.
+    last = config.epochs - 1 if config.steps else config.epochs
     steps = last // config.alpha_every if main.method == "perm" else 0
     drawn = partial(_drawn_in_warmup, setting, options.num_warmup_rounds) if options.warmup == "ordered" else None
     return list(coverage(setting, options.extraction, rounds=options.num_warmup_rounds + steps, drawn=drawn))

@@ -154,6 +154,8 @@ def _config(options: Options) -> Config:
         data_dir=options.data_dir,
         model=options.model,
         batch_size=options.batch_size,
+        steps=0,  # epochs decide how long it trains
+        share=0.7,  # nothing to be looked for
         personal_lr=options.lr,
         global_lr=options.lr,
         seed=options.seed,

@@ -25,9 +25,11 @@ from hetperm.server.visits import step_sizes
 from hetperm.state import State, tail_begins
 
 PARTITIONS = ("classes:1", "class-groups:2", "label-shift:2")
-# An epoch is a visit to every partner, with the steps of the paper: what differs are only the visits.
-PAPER = {"steps": 0, "step_cap": 0.0, "decay": "none", "rate_rule": "plain", "share": mixing.SHARE}
 ALPHA_PARTITION, ALPHA_STEPS = "label-shift:2", 20  # for the price of alpha
+
+
+# An epoch is every visit once, at the paper's step sizes: what the literal epoch does too.
+LITERAL = {"steps": 0, "warmup": "static", "step_cap": 0.0, "decay": "none", "rate_rule": "plain", "share": 0.7}
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class Case:
             partition=partition,
             num_clients=self.num_clients,
             capacity_profile="homogeneous",
+            **LITERAL,
             warmup_rounds=self.warmup_rounds,
             epochs=self.epochs,
-            **PAPER | changes,
+            **changes,
         )
         return from_config(config)
 
@@ -120,8 +123,8 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
             state = algorithm.begin()
 
             def estimate() -> None:
-                update, batch_size = ReportGradient(options.mixing.noise_batches), options.visiting.batch_size
-                reports = collect_reports(federation, state, update, batch_size=batch_size)
+                update = ReportGradient(options.mixing.noise_batches)
+                reports = collect_reports(federation, state, update, batch_size=options.visiting.batch_size)
                 mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
             visit = partial(algorithm.epoch, state)

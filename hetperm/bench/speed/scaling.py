@@ -41,8 +41,8 @@ def epoch(N: int, engine: str) -> dict[str, Any]:
     from hetperm.runs.training import algorithm_for
     from submodels import zoo
 
-    epoch_of_visits = {"steps": 0, "warmup_rounds": 1, "epochs": 2, "alpha_every": 1, "tail_average": 0.0}
-    config = Config(num_clients=N, **epoch_of_visits, sketch=256, engine=engine, device="cpu")
+    length = {"steps": 0, "warmup_rounds": 1, "epochs": 2, "alpha_every": 1}
+    config = Config(num_clients=N, **length, sketch=256, tail_average=0.0, engine=engine, device="cpu")
     before = peak_bytes()  # all imports are done: what comes on top belongs to the epoch
     with pinned(1):
         torch.manual_seed(0)

@@ -120,8 +120,9 @@ def _batches(client: Client, workload: Workload) -> list[tuple[Tensor, Tensor]]:
 def fedavg_round(setup: Setup, engine: Engine) -> Params:
     """The global model after one round: parts are cut out, trained for K steps, and averaged."""
     updates = [setup.workload.update] * len(setup.clients)
-    batch_size = setup.workload.batch_size
-    w, _ = local_sgd_round(setup.federation(engine), setup.start, updates, batch_size=batch_size, round=0)
+    w, _ = local_sgd_round(
+        setup.federation(engine), setup.start, updates, batch_size=setup.workload.batch_size, round=0
+    )
     return w
 
 
