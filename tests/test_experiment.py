@@ -77,8 +77,9 @@ def test_the_summary_has_the_keys_of_the_design(finished):
     ]
     assert list(summary["accuracy"]) == ["mean", "weighted", "std", "worst", "bottom_decile"]
     assert list(summary["tiers"]["full"]) == ["clients", "width", "params", "accuracy"]
-    assert list(summary["alpha"]) == "effective_partners nonzero self_weight same_tier_mass same_group_mass".split()
-    assert {"visits", "rounds", "client_steps", "bytes_down", "bytes_up"} <= summary["cost"].keys()
+    about_alpha = "effective_partners nonzero self_weight same_tier_mass same_group_mass share"
+    assert list(summary["alpha"]) == about_alpha.split()
+    assert {"visits", "rounds", "client_steps", "bytes_down", "bytes_up", "macs"} <= summary["cost"].keys()
     assert {"accuracy", "tiers"} <= summary["baselines"]["local"].keys()
     assert summary == finished.summary
 
