@@ -37,7 +37,8 @@ def test_what_the_configuration_says_is_an_option_of_every_method_that_has_it(na
         "local_steps": 3,
         "batch_size": 17,
         "tail_average": 0.25,
-        "personal_lr": 0.7,
+        "personal_lr": 0.4,
+        "global_lr": 0.7,
         "warmup_rounds": 4,
     }
     values = flat(options_for(name, Config(**said), steps=STEPS))

@@ -246,7 +246,9 @@ def visit(federation: Federation, state: State, options: Options) -> State:
 
 def _affordable(rounds: Sequence[Round], t: int, spent: float, allowed: float, rule: Visiting) -> tuple[int, float]:
     """The round before which the steps run out, from round t on, and the steps spent by then."""
-    costs = [len(pairs) * rule.local_steps for pairs in rounds[t:]]
+    # A model that teaches takes a second gradient a step. Hosts without pupils do not, so this may leave steps unused.
+    gradients = rule.local_steps * (2 if rule.inplace_kd else 1)
+    costs = [len(pairs) * gradients for pairs in rounds[t:]]
     if rule.visits == "parallel":
         costs = [sum(costs)]  # all hosts of a tour train at once, so only whole tours can be paid for
     for cost in costs:

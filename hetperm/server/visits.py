@@ -61,7 +61,7 @@ def step_sizes(alpha: Tensor, eta: float, rule: str) -> Tensor:
     if rule == "paper":
         return eta * alpha * len(alpha)
     if rule == "plain":
-        return (alpha > 0) * eta if not alpha.is_sparse else _ones_like(alpha) * eta
+        return eta * (_ones_like(alpha) if alpha.is_sparse else (alpha > 0).to(alpha.dtype))
     if rule == "max" and alpha.is_sparse:
         alpha = alpha.coalesce()
         (i, _), values = alpha.indices(), alpha.values()
