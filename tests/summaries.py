@@ -77,7 +77,6 @@ def _method(method: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "self_weight": 0.25,
         "same_tier_mass": 0.4,
         "same_group_mass": 0.95,
-        "share": 1.4,
         "share": 0.7,
     }
     mean, worst = sum(accuracies) / len(accuracies), min(accuracies)
