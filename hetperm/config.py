@@ -170,7 +170,7 @@ class Config:
     """Share of the last epochs whose models are averaged; 0 returns the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
     """Mixing weights of the first epoch: estimated after the warm-up, or all alike (the paper's single loop)."""
-    alpha_every: Annotated[int, whole(1)] = 4
+    alpha_every: Annotated[int, whole(1)] = 6
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
     """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""

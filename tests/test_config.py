@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_design():
     assert (config.personal_lr, config.global_lr) == (None, None)  # by the kind of the model
     assert (config.warmup, config.warmup_rounds, config.start) == ("ordered", None, "nested")
     assert (config.decay, config.rate_rule, config.first_alpha) == ("linear", "partners", "estimated")
-    assert (config.share, config.alpha_every) == ("look-ahead", 4)
+    assert (config.share, config.alpha_every) == ("look-ahead", 6)
     assert (config.tail_average, config.step_rule, config.regularization, config.noise_batches) == (
         0.5,
         "max",

@@ -39,7 +39,7 @@ from hetperm.params import flat, unflatten
 from hetperm.server import look_ahead as module
 from hetperm.server.estimate import collect_reports
 from hetperm.server.federation import Federation
-from hetperm.server.look_ahead import SHARES, look_ahead
+from hetperm.server.look_ahead import SHARES, best_candidate, look_ahead
 from hetperm.server.slicer import Slicer
 from hetperm.state import State
 
@@ -249,14 +249,43 @@ def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(
         table = task.update(bench, task.params, client.data(task.part), torch.Generator().manual_seed(task.seed))
         assert torch.equal(got.losses[:, k], table.amin(1))
     assert got.shares == SHARES and got.losses.shape == (len(SHARES), 4)
-    assert got.chosen == int(got.losses.mean(1).argmin())
+    assert got.chosen == best_candidate(got.losses)
 
 
-def test_of_candidates_that_are_equally_good_the_one_that_shares_least_is_chosen():
-    table = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 1.0]])
-    assert module._best(table) == 1
-    assert module._best(torch.zeros(4, 3)) == 0
-    assert module._best(torch.tensor([[math.inf, 0.0], [5.0, 5.0]])) == 1
+def test_of_candidates_that_are_as_good_the_one_that_shares_least_is_chosen():
+    smallest = torch.ones(4)
+    noisy = smallest + torch.tensor([-1.0, 1.1, 1.0, -0.9])  # 0.05 more on average, with a standard error of 0.58
+    clear = smallest + torch.tensor([0.4, 0.5, 0.5, 0.4])  # 0.45 more, with a standard error of 0.03
+    alone = smallest + 1
+    assert best_candidate(torch.stack([alone, noisy, clear, smallest])) == 1
+    assert best_candidate(torch.stack([alone, clear, noisy, smallest])) == 2
+    assert best_candidate(torch.stack([alone, clear, smallest, noisy])) == 2
+    assert best_candidate(torch.stack([alone, clear, clear + 1, smallest])) == 3
+
+
+def test_the_tolerance_is_half_a_standard_error():
+    """Differences of 0 and 2x: mean x, standard deviation sqrt(2) x, standard error x; of four clients less."""
+    pair = torch.tensor([[9.0, 9.0], [1.0, 1.2], [1.0, 1.0]]).double()
+    assert best_candidate(pair) == 2  # 0.1 is a whole standard error
+    four = torch.tensor([[9.0] * 4, [1.0, 1.0, 1.1, 0.95], [1.0] * 4]).double()  # 0.0125, standard error 0.031
+    assert best_candidate(four) == 1
+    four[1] += 0.005  # 0.0175, more than half of 0.031
+    assert best_candidate(four) == 2
+
+
+def test_to_be_alone_must_be_better_than_to_share():
+    """The last: sharing costs 0.0175 with a standard error of 0.031, then 0.0325, more than a whole one."""
+    assert best_candidate(torch.zeros(4, 3)) == 1
+    assert best_candidate(torch.tensor([[1.0, 1.0], [1.1, 1.1], [2.0, 2.0]])) == 0
+    costs = torch.tensor([1.005, 1.005, 1.105, 0.955]).double()
+    for more, chosen in ((0.0, 1), (0.015, 0)):
+        assert best_candidate(torch.stack([torch.ones(4).double(), costs + more, costs + 1])) == chosen
+
+
+def test_infinite_losses_and_single_clients_leave_no_doubt():
+    assert best_candidate(torch.tensor([[math.inf, 0.0], [5.0, 5.0]])) == 1
+    assert best_candidate(torch.tensor([[5.0, 5.0], [math.inf, 0.0], [math.nan, 0.0]])) == 0
+    assert best_candidate(torch.tensor([[3.0], [2.0], [2.5]])) == 1
 
 
 def test_groups_share_among_themselves_and_clients_that_are_all_alike_with_all():
@@ -308,8 +337,7 @@ def test_a_client_of_one_sample_does_not_decide_for_all():
     clients = make_clients(sizes=(9, 1, 12, 8))
     got = outlook(clients)
     assert got.losses.isfinite().all() and not got.losses[:, make_federation(clients).order.index(1)].any()
-    others = [k for k, i in enumerate(make_federation(clients).order) if i != 1]
-    assert got.chosen == int(got.losses[:, others].mean(1).argmin())
+    assert got.losses[:, [k for k, i in enumerate(make_federation(clients).order) if i != 1]].all()
 
 
 def test_networks_with_batch_norms_look_ahead_too():

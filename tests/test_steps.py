@@ -37,7 +37,7 @@ from hetperm.randomness import generator_for
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
 from hetperm.server.federation import Federation
-from hetperm.server.look_ahead import SHARES
+from hetperm.server.look_ahead import SHARES, best_candidate
 from hetperm.server.slicer import Slicer
 from hetperm.server.visits import scheduled
 
@@ -155,16 +155,28 @@ def test_weights_are_estimated_every_so_many_epochs_and_never_after_the_last(eve
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_share_that_was_chosen_is_kept(name):
+def test_the_share_that_was_chosen_is_kept_if_steps_do_not_pay_for_another_look(name):
     states = states_of(make_method(name, make_clients(), **AHEAD))
     tables = [state.memory["look ahead"] for state in states]
     assert all(equal(table, tables[0]) for table in tables)
     table = tables[0]
     assert table["shares"].tolist() == list(SHARES)
-    assert int(table["chosen"]) == int(table["losses"].mean(1).argmin())
+    assert int(table["chosen"]) == best_candidate(table["losses"])
     chosen = float(table["shares"][int(table["chosen"])])
     fixed = make_method(name, make_clients(), **AHEAD | {"share": chosen}).begin()
     assert torch.equal(states[0].alpha, fixed.alpha)
+
+
+@pytest.mark.parametrize(("batch_size", "looks"), [(4, 1), (64, 3)])
+def test_every_estimate_looks_ahead_anew_if_the_steps_pay_for_it(batch_size, looks):
+    """16 samples, 9 shares, 4 rates, a third of a gradient each: 192 samples, and 3 % of 150 steps are 4.5 batches."""
+    recording, tasks = engine_that_records()
+    changes = AHEAD | {"batch_size": batch_size}
+    method = make_method("perm", make_clients(), setup={"engine": recording}, **changes)
+    tables = [state.memory["look ahead"]["losses"] for state in states_of(method)]
+    judged = [task for task in tasks if isinstance(task.update, StepLosses)]
+    assert len(judged) == 4 * looks and len({task.seed for task in judged}) == len(judged)
+    assert len({tuple(table.flatten().tolist()) for table in tables}) == looks
 
 
 @pytest.mark.parametrize("change", [{"discrepancy": "masked"}, {"sketch": 16}])

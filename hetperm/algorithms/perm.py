@@ -21,7 +21,7 @@ from hetperm.randomness import generator_for
 from hetperm.server.estimate import Reports, collect_reports
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
-from hetperm.server.look_ahead import look_ahead
+from hetperm.server.look_ahead import can_look_again, look_ahead
 from hetperm.server.shuffle import Round
 from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, projected, scheduled
 from hetperm.state import State, Work, tail_begins
@@ -157,7 +157,9 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
     )
     memory, work = dict(state.memory), state.work + reports.work
     share = rule.share
-    if rule.share == "look-ahead" and LOOK_AHEAD not in memory and reports.probe is not None:
+    # Anew with every estimate: a share counts in units of noise, and what was right before can merge groups later.
+    looks = LOOK_AHEAD not in memory or can_look_again(options.steps, batch_size)
+    if rule.share == "look-ahead" and reports.probe is not None and looks:
         outlook = look_ahead(
             federation,
             reports,
@@ -165,6 +167,7 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
             lr=options.global_lr,
             batch_size=batch_size,
             steps=options.steps,
+            r=state.r,
         )
         work += outlook.work
         memory[LOOK_AHEAD] = {

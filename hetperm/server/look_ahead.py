@@ -5,7 +5,7 @@ model would go first, and only losses at these places are asked of the clients.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,13 @@ from hetperm.state import Work
 
 EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
 SHARES = (0.0, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, EVERYBODY)  # the candidates, c
-RATES = (0.25, 1.0)  # the step sizes that are tried, times that of the global model
+# The step sizes that are tried, times that of the global model. They lie close together: clients that disagree partly
+# cancel, so a share that is too large would else win by its shorter step alone.
+RATES = (0.25, 0.5, 1.0, 2.0)
+TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
+ALONE = 1.0  # the same, if the smallest is that of clients who are alone
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
-PART = 0.03  # of all steps of a run may go into losses, unless there are too few for the smallest number of samples
+PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
 
 
@@ -52,14 +56,15 @@ def look_ahead(
     lr: float,
     batch_size: int,
     steps: int = 0,
-    shares: Sequence[float] = SHARES,
+    r: int = 0,
 ) -> Outlook:
     r"""Try every candidate c by one step of every client's model, and choose the one after which losses are smallest.
 
     .. math:: L_i(c) = \min_\eta f_i \Big( w_p - \eta \sum_j \alpha_{ij}(c) g_j \Big), \quad
               c^* = \arg\min_c \operatorname{mean}_i L_i(c)
 
-    where :math:`f_i` is the loss on validation data.
+    where :math:`f_i` is the loss on validation data. Of candidates that are as good, the one that shares least is
+    chosen, but to be alone must be better than to share (`best_candidate`).
 
     Args:
         reports: of all clients at the probe, with their gradients.
@@ -67,40 +72,71 @@ def look_ahead(
         lr: the step size of the global model; multiples of it are tried.
         batch_size: samples of a step, in which the work is counted.
         steps: the steps of the whole run, which bound the samples; 0 is no bound.
+        r: the epoch, so that another look is judged by other samples.
     """
     clients = federation.clients
     asked, order = _asked(federation), federation.order
     # In the order of keys, so that sums do not depend on how the clients are labelled.
     gradients = torch.stack([reports.gradients[j] for j in order])
-    rows = [weights(share)[asked] for share in shares]  # each (M, N), dense
+    rows = [weights(share)[asked] for share in SHARES]  # each (M, N), dense
     etas = tuple(lr * rate for rate in RATES)
-    losses_per_sample = len(shares) * len(etas) * FORWARD
-    most = int(PART * steps * batch_size / losses_per_sample) if steps else SAMPLES[1]
-    most = min(max(most, SAMPLES[0]), SAMPLES[1])
+    most = min(max(_paid_for(steps, batch_size), SAMPLES[0]), SAMPLES[1])
     tasks = []
     for k, i in enumerate(asked):
         alpha = torch.stack([row[k] for row in rows])
         has_val = clients[i].val is not None
         tasks.append(
             Task(
-                StepLosses(etas, min(most, _samples(clients[i])), len(shares), halves=not has_val),
+                StepLosses(etas, min(most, _samples(clients[i])), len(SHARES), halves=not has_val),
                 {**reports.probe, DIRECTIONS: alpha[:, order].to(gradients) @ gradients, OWN_SHARE: alpha[:, i]},
                 host=i,
-                seed=federation.seed_for("look ahead", clients[i].key),
+                seed=federation.seed_for("look ahead", r, clients[i].key),
                 width=reports.width,
                 label=f"look ahead: client {i}",
                 part="val" if has_val else "train",
             )
         )
     losses = torch.stack([table.amin(1) for table in federation.run(tasks)], 1)
-    moved = len(asked) * (num_bytes(reports.probe) + len(shares) * gradients[0].numel() * gradients.element_size())
+    moved = len(asked) * (num_bytes(reports.probe) + len(SHARES) * gradients[0].numel() * gradients.element_size())
     work = Work(rounds=1, bytes_down=moved, bytes_up=8 * losses.numel() * len(etas))
-    return Outlook(tuple(shares), losses, _best(losses), work + federation.work_of(tasks, batch_size))
+    return Outlook(SHARES, losses, best_candidate(losses), work + federation.work_of(tasks, batch_size))
 
 
-def _best(losses: Tensor) -> int:
-    """The candidate with the smallest mean loss; of equal ones the first, which shares least."""
-    return int(losses.nan_to_num(nan=math.inf).mean(1).argmin())
+def can_look_again(steps: int, batch_size: int) -> bool:
+    """Whether the steps of a run pay for more than one look: its part must buy as many samples as a look needs."""
+    return _paid_for(steps, batch_size) >= SAMPLES[0]
+
+
+def _paid_for(steps: int, batch_size: int) -> int:
+    """The samples on which a client can take all losses of a look for its part of the steps."""
+    gradients_per_sample = len(SHARES) * len(RATES) * FORWARD
+    return int(PART * steps * batch_size / gradients_per_sample) if steps else SAMPLES[1]
+
+
+def best_candidate(losses: Tensor) -> int:
+    r"""The candidate that shares least among those that are as good as the one with the smallest mean loss.
+
+    A candidate is as good if clients lose too little by it to tell: with d the differences of their losses,
+    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`. The first candidate, to be alone, is never
+    chosen for being as good as others, and others are given more room if it is the best: who is alone gains nothing
+    from anybody, while who shares a little too much loses little.
+
+    Args:
+        losses: (C, M) of each candidate and client, from the candidate that shares least to the one that shares most.
+
+    Example:
+        >>> best_candidate(torch.tensor([[1.0, 1.0, 1.2], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]))
+        1
+    """
+    losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    smallest = int(losses.mean(1).argmin())
+    differences = losses - losses[smallest]
+    tau = TOLERANCE if smallest else ALONE
+    # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
+    allowed = tau * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
+    as_good = differences.mean(1) <= allowed
+    as_good[smallest] = True
+    return next((c for c in range(1, len(as_good)) if as_good[c]), smallest)
 
 
 def _samples(client: Client) -> int:
