@@ -188,6 +188,7 @@ def test_the_two_files_are_enough_wherever_they_are(mlp, copied):
 
 @pytest.mark.slow
 def test_another_process_needs_nothing_but_the_two_files(tmp_path):
+    (tmp_path / "run").mkdir()
     module, images = saved_client(tmp_path / "run", "cnn", 0.125, shape=(3, 8, 8))
     for kind in ("json", "safetensors"):
         shutil.copy(tmp_path / "run" / "models" / f"client_007.{kind}", tmp_path)

@@ -40,7 +40,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
             shape of one sample. `input_dtype`, unless inputs are floats. `kept` and, if they are not those of the
             width, `counts`: see `channels`. Other entries are kept as JSON; numbers that are not finite become null.
     """
-    folder, i = Path(folder) / "models", operator.index(i)
+    i = operator.index(i)
     for key in _NEEDED:
         if key not in manifest:
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
@@ -48,7 +48,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
     # Ours twice: first for the order of the lines, last so that no entry of the manifest overrides it.
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = files.subfolder(Path(folder), "models")
     # The manifest is written last, because `clients` counts a model as complete if it has one.
     files.write(folder / f"{_stem(i)}.safetensors", raw)
     files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
