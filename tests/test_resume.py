@@ -144,21 +144,12 @@ from hetperm import Config, run
 from hetperm.runs import experiment
 from hetperm.runs import files
 
-settings, out, moments, writes = json.loads(sys.argv[1])
+settings, out, moments = json.loads(sys.argv[1])
 experiment._draw = lambda result: None
 
-def child(name, *, after=None, at_write=None):
+def child(name, *, after=None):
     pid = os.fork()
     if not pid:
-        replace, left = os.replace, [at_write]
-
-        def counted(*paths):
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] = None if left[0] is None else left[0] - 1
-            replace(*paths)
-
-        os.replace = counted
         if after is not None:
             signal.setitimer(signal.ITIMER_PROF, after)  # the system ends the process there and then
         try:
@@ -172,21 +163,18 @@ def child(name, *, after=None, at_write=None):
 seconds = child("whole")
 for k, moment in enumerate(moments):
     child(f"moment-{k}", after=moment * seconds)
-for k in writes:
-    child(f"write-{k}", at_write=k)
 """
 MOMENTS = (0.2, 0.5, 0.8)  # of the seconds that a run takes
-WRITES = (0, 12, 40)
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
-    """Runs that were killed after some seconds of computing, or with a file written and not in place; by what signal.
+    """Runs that were killed after some seconds of computing, and by what signal.
 
     All of them are children of one process, which pays once for importing torch.
     """
     out = tmp_path_factory.mktemp("killed")
-    arguments = json.dumps([TINY, str(out), MOMENTS, WRITES])
+    arguments = json.dumps([TINY, str(out), MOMENTS])
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KILLED, arguments], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -194,14 +182,10 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(len(MOMENTS))] + [f"write-{k}" for k in WRITES])
+@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(len(MOMENTS))])
 def test_a_killed_run_ends_alike(name, killed, whole):
-    folder, number = killed[0] / name, killed[1][name]
-    if name.startswith("write"):
-        assert number == signal.SIGKILL
-        assert [path for path in folder.rglob(".*") if path.is_file()], "nothing was left half-written"
-    run(tiny(out=folder, resume=True))
-    ended_alike(folder, whole)
+    run(tiny(out=killed[0] / name, resume=True))
+    ended_alike(killed[0] / name, whole)
 
 
 @pytest.mark.slow
