@@ -35,14 +35,18 @@ def copied(whole, tmp_path) -> Path:
 # Checkpoints of something else
 
 
-def exchange(folder: Path, source: Path, method: str = "perm", name: str = "perm") -> None:
+ENDINGS = ("safetensors", "jsonl")
+
+
+def exchange(folder: Path, source: Path, method: str = "perm", name: str = "perm", endings=ENDINGS) -> None:
     """Put the checkpoint of a method in the place of that of ``name``."""
-    for ending in ("safetensors", "jsonl"):
+    for ending in endings:
         shutil.copy(source / "checkpoint" / f"{method}.{ending}", folder / "checkpoint" / f"{name}.{ending}")
 
 
-def test_the_checkpoint_of_another_method_is_refused(copied, capsys):
-    exchange(copied, copied, "local", "perm")
+@pytest.mark.parametrize("alone", [True, False], ids=["without its history", "with its history"])
+def test_the_checkpoint_of_another_method_is_refused(alone, copied, capsys):
+    exchange(copied, copied, "local", "perm", endings=("safetensors",) if alone else ENDINGS)
     before = touched(copied)
     assert again(copied) == 2
     path = copied / "checkpoint" / "perm.safetensors"

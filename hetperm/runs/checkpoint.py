@@ -18,6 +18,7 @@ from hetperm.runs.files import subfolder, write, write_at
 from hetperm.state import State, Work
 
 FORMAT = 2
+Refuse = Callable[[Mapping[str, Any]], str | None]
 _ENTRY = "hetperm checkpoint"  # the only metadata entry: safetensors does not fix the order of several
 _BLANK = b"0" * 64  # stands in the place of the checksum while it is computed
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors refuses to read longer headers, though it writes them
@@ -139,8 +140,14 @@ def _filled(path: Path, tensors: Mapping[str, Tensor], text: str) -> Callable[[I
     return fill
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
-    """Read a checkpoint onto ``device``: bit for bit, keys in their order. Raise a ValueError if it is damaged."""
+def load(path: str | Path, device: str | torch.device = "cpu", *, refuse: Refuse | None = None) -> Saved:
+    """Read a checkpoint: bit for bit, keys in their order. Raise a ValueError if it is damaged.
+
+    Args:
+        device: where its tensors are put.
+        refuse: (extra values of a checkpoint) -> why it is not the one that is wanted, or None; asked before anything
+            but these is read.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}; give the file of one")
@@ -155,6 +162,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
         raise ValueError(f"{path} is a checkpoint of format {version!r} and this hetperm reads {FORMAT}; {_REMEDY}")
     if _checksum(path, checksum) != checksum:
         raise ValueError(f"{path} is damaged: its checksum is another; {_REMEDY}")
+    extra = content.get("extra")
+    reason = refuse(extra if isinstance(extra, dict) else {}) if refuse else None
+    if reason:
+        raise ValueError(f"{path} is not of this run: {reason}")
     with safe_open(path, framework="pt") as file:
         # Copied out of the mapped file into aligned memory: the last bit of a matrix product depends on alignment.
         tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118

@@ -4,10 +4,10 @@ import hashlib
 import math
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +213,11 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
     for method in methods:
         path = checkpoint_file(folder, method)
         if path.exists():
-            found[method] = checkpoint.load(path, device=setting.config.device)
-            reason = _foreign(found[method], setting_of(setting, method), method)
-            if reason:
-                raise ValueError(f"{path} is not of this run: {reason}")
+            own = setting_of(setting, method)
+            found[method] = checkpoint.load(path, setting.config.device, refuse=partial(_foreign, _origin(own, method)))
+            wrong = _misfit(found[method], own, method)
+            if wrong:
+                raise ValueError(f"{path} is not of this run: {wrong} in it is wrong; {_remove(method)}")
     return found
 
 
@@ -257,25 +258,24 @@ def _origin(setting: Setting, method: str) -> dict[str, Any]:
     }
 
 
-def _foreign(saved: Saved, setting: Setting, method: str) -> str | None:
-    """Why a checkpoint cannot be used for a method in a setting, and what to do about it; None if it can."""
-    was, ours = saved.extra or {}, _origin(setting, method)
-    remove = f"remove it to train {method} from the start with --resume"
-    if was.get("method") != method:
-        return f"it holds {was.get('method')!r} and not {method!r}; {remove}, or put the right file back"
-    if was.get("hetperm") != hetperm.__version__:
-        theirs = f"hetperm {was.get('hetperm')} wrote it and this is {hetperm.__version__}"
-        return f"{theirs}; go on with that version, or {remove}"
-    different = checkpoint.changed(was.get("config") or {}, ours["config"])
+def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint of one origin cannot be used where another is wanted, and what to do; None if it can."""
+    method, version, config = (was.get(key) for key in ("method", "hetperm", "config"))
+    if method != ours["method"]:
+        return f"it holds {method!r} and not {ours['method']!r}; {_remove(ours['method'])}, or put the right file back"
+    if version != ours["hetperm"]:
+        wrote = f"hetperm {version} wrote it and this is {ours['hetperm']}"
+        return f"{wrote}; go on with that version, or {_remove(method)}"
+    different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
     if different:
         return different
     if was.get("setting") != ours["setting"]:
-        return (
-            "it has other clients, labels or another model; bring those back to go on with it, or start another with "
-            "--out"
-        )
-    wrong = _misfit(saved, setting, method)
-    return f"{wrong} in it is wrong; {remove}" if wrong else None
+        return "it has other clients, labels or another model; bring those back, or start another run with --out"
+    return None
+
+
+def _remove(method: str) -> str:
+    return f"remove it to train {method} from the start with --resume"
 
 
 def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
