@@ -9,7 +9,7 @@ MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test train bench microbench lint clean
+.PHONY: help setup test crash train bench microbench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,6 +21,9 @@ setup: ## make or repair .venv
 
 test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
 	$(VENV) -m pytest --numprocesses auto $(ARGS)
+
+crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
+	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)
 
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)

@@ -11,7 +11,6 @@ import copy
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -106,6 +105,8 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.peak_of:
         seconds(ours, resnet18(), Rolling(), range(options.peak_of))
+        import resource  # not on Windows
+
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024) / MB)
         return 0
     table = Table("extraction", "ours, s", "naive, s", "ratio", "ratios of single runs")

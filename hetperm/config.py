@@ -19,7 +19,9 @@ ALGORITHMS = (
 )
 Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
 WidthsFrom = Literal["profile", "budget"]
-SHIPPED = Path(__file__).resolve().parent / "configs"  # the project's configs/, also in the wheel
+# The project's configs/: inside an installed package, beside the package in a checkout.
+_PACKAGE = Path(__file__).resolve().parent
+SHIPPED = next((path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()), _PACKAGE)
 
 
 # Checks that only a configuration needs; `hetperm.checks` has the general ones

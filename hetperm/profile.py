@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetperm.advice import did_you_mean
+from hetperm.config import SHIPPED as CONFIGS
 from hetperm.config import read
 
 if TYPE_CHECKING:
     from submodels import Cost, ScalableModel
 
-SHIPPED = Path(__file__).resolve().parent / "configs" / "profiles"
+SHIPPED = CONFIGS / "profiles"
 LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
 REQUIRED = ("share", "width")  # keys of a tier's table; the table is named after the tier
 OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")

@@ -164,7 +164,8 @@ def _worker(family: str, members: list[str], connection) -> None:
 
 def run(todo: list[tuple[str, list[str]]], store: Path, jobs: int, limit: float) -> None:
     """Examine families, each in a process of its own, and append their rows to the store."""
-    context = multiprocessing.get_context("fork")  # timm is imported once, by the parent
+    # Forked, so that timm is imported once, by the parent; where there is no fork every process imports it.
+    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else None)
     waiting, running = list(todo), []
     while waiting or running:
         while waiting and len(running) < jobs:

@@ -86,7 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = {"num_clients": 8, "epochs": 3, "warmup_rounds": 4, "samples_per_client": 40}
 # What depends on the clock, is rendered from the other files (as pictures are), is only there to resume from, or
 # predicts the cost of a device instead of computing with it.
-LEFT_OUT = {"timing.json", "report.html", "checkpoint", "profile.csv"}
+LEFT_OUT = {"timing.json", "report.html", "checkpoint", "profile.csv", "checksums.txt"}
 
 DRIVER = """
 import json, sys

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 
 from hetperm.engine.processes import SharedBuffer
 from hetperm.runs import checkpoint
-from hetperm.runs.checkpoint import Saved, changed, load, save
+from hetperm.runs.checkpoint import Saved, Writer, changed, history_file, load, save
 from hetperm.state import State, Work
 
 ROOT = Path(__file__).resolve().parent.parent
-REMEDY = "remove it to start afresh, or run without --resume"
+REMEDY = "remove it to train this method from the start with --resume, or start another run with --out"
 
 
 def model(seed=0, width=4, dtype=torch.float32):
@@ -213,7 +213,7 @@ def test_the_format_names_the_fields_of_a_state():
     """A field that is taken away or changes its meaning makes another format: raise checkpoint.FORMAT."""
     names = ["r", "w", "v", "alpha", "tail", "tail_count", "work", "memory"]
     work = ["visits", "rounds", "client_steps", "bytes_down", "bytes_up", "skipped"]
-    assert checkpoint.FORMAT == 1
+    assert checkpoint.FORMAT == 2
     assert set(names) <= {field.name for field in fields(State)}
     assert set(work) <= {field.name for field in fields(Work)}
 
@@ -274,15 +274,15 @@ def test_foreign_safetensors_are_refused(tmp_path, metadata):
 
 
 def test_an_unknown_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    assert refusal(saved) == f"{saved} is a checkpoint of format 1 and this hetperm reads 2; {REMEDY}"
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    assert refusal(saved) == f"{saved} is a checkpoint of format 2 and this hetperm reads 3; {REMEDY}"
 
 
 def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path):
     for path in (tmp_path / "x", tmp_path):
         with pytest.raises(FileNotFoundError) as caught:
             load(path)
-        assert str(caught.value) == f"there is no checkpoint {path}; run without --resume to start afresh"
+        assert str(caught.value) == f"there is no checkpoint {path}; give the file of one"
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(saved):
@@ -307,43 +307,107 @@ def _full(*args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _open_full(*args):
+def _half_full(number, mode):
     """A file that takes a few bytes and no more."""
-    file = io.FileIO(*args)
-    file.write(b"half")
-    file.write = _full
+    file = io.FileIO(number, mode)
+    write = file.write
+    file.write = lambda content: write(content[:4]) and _full()
     return file
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-def test_a_full_disk_leaves_the_old_checkpoint(saved, monkeypatch, call):
-    whole = saved.read_bytes()
+@pytest.mark.parametrize("rows", [(), ({"epoch": 2},)], ids=["no row", "a row"])
+def test_a_full_disk_leaves_the_old_checkpoint(saved, monkeypatch, call, rows):
+    before = load(saved)
+    writer, news = Writer(saved, before.history), Saved(State(9, model(9), ()), (*before.history, *rows), finished=True)
     with monkeypatch.context() as patch:
-        if call in ("open", "write"):
-            patch.setattr("hetperm.runs.files.open", _full if call == "open" else _open_full, raising=False)
-        else:
-            patch.setattr(os, call, _full)
+        patch.setattr(os, *(("fdopen", _half_full) if call == "write" else (call, _full)))
         with pytest.raises(OSError) as caught:
-            save(saved, Saved(State(9, model(9), ()), finished=True))
-    assert str(caught.value) == f"cannot write {saved} (No space left on device); what was written before is whole"
-    assert saved.read_bytes() == whole
-    assert list(saved.parent.iterdir()) == [saved]
+            writer.save(news)
+    full = history_file(saved) if rows and call != "replace" else saved
+    assert str(caught.value) == f"cannot write {full} (No space left on device); what was written before is whole"
+    assert bits(load(saved).state) == bits(before.state) and load(saved).history == before.history
+    assert set(saved.parent.iterdir()) == {saved, history_file(saved)}
+    writer.save(news)  # when there is room again
+    assert load(saved).history == news.history
 
 
-def test_what_a_killed_run_left_is_cleared_away(saved):
-    left = saved.with_name(f".{saved.name}.12345")
-    other = saved.with_name(".other.safetensors.12345")
-    for path in (left, other):
-        path.write_bytes(b"half")
-    save(saved, Saved(small_state()))
-    assert set(saved.parent.iterdir()) == {saved, other}
+# The history
+
+
+def test_a_row_of_the_history_is_written_once(tmp_path):
+    path, sizes = tmp_path / "x.safetensors", []
+    writer, rows = Writer(path), tuple({"epoch": r, "accuracy": r / 7} for r in range(1, 200))
+    for r in range(len(rows) + 1):
+        writer.save(Saved(small_state(), rows[:r]))
+        sizes.append(path.stat().st_size)
+    assert max(sizes) - min(sizes) < 20  # the state alone, and numbers with more digits
+    assert load(path).history == rows
+    assert len(history_file(path).read_text().splitlines()) == len(rows)
+
+
+def test_a_row_whose_checkpoint_was_never_written_does_not_count(saved):
+    before = load(saved)
+    with open(history_file(saved), "a") as file:
+        file.write('{"epoch": 2, "accu')  # of a run that was killed here
+    assert load(saved).history == before.history
+    Writer(saved, before.history).save(Saved(small_state(), (*before.history, {"epoch": 2})))
+    assert load(saved).history == (*before.history, {"epoch": 2})
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "another"])
+def test_a_history_that_is_not_the_one_that_was_written_is_refused(saved, damage):
+    path = history_file(saved)
+    raw = path.read_bytes()
+    path.unlink() if damage == "missing" else path.write_bytes(
+        raw[:-5] if damage == "short" else raw.replace(b"1", b"2")
+    )
+    what = "cannot be read: No such file or directory" if damage == "missing" else "is another"
+    wrong = f"its history perm.jsonl {what}"
+    assert refusal(saved) == f"{saved} is a checkpoint with wrong contents ({wrong}); {REMEDY}"
+
+
+def test_a_history_that_is_cut_while_a_run_is_writing_is_noticed(saved):
+    writer = Writer(saved, load(saved).history)
+    history_file(saved).unlink()
+    with pytest.raises(OSError, match=r"cannot write .*perm\.jsonl \(it has 0 bytes of \d+: it was removed or changed"):
+        writer.save(Saved(small_state(), ({"epoch": 1, "accuracy": 0.5}, {"epoch": 2})))
+
+
+# Contents that no run writes, with the right checksum
+
+
+def forged(path, **changes):
+    """Change fields of the state, or of the checkpoint, and give it the right checksum."""
+    saved = load(path)
+    own = {key: changes.pop(key) for key in ("finished", "extra") if key in changes}
+    save(path, replace(saved, state=replace(saved.state, **changes), **own))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"r": -5}, "counts"), ({"r": "three"}, "counts"), ({"r": 1.5}, "counts"), ({"r": True}, "counts"),
+        ({"tail_count": None}, "counts"), ({"work": {"x": torch.ones(1)}}, ""), ({"w": 3}, "w"), ({"w": ()}, "w"),
+        ({"v": None}, "v"), ({"v": ((),)}, "v"), ({"v": ({"a": 1},)}, "v"), ({"tail": "x"}, "tail"),
+        ({"alpha": 0.5}, "alpha"), ({"memory": None}, "memory"), ({"memory": {"a": 1}}, "memory"),
+        ({"finished": 1}, "finished"), ({"extra": {}}, None),
+    ],
+)  # fmt: skip
+def test_contents_of_a_wrong_kind_are_refused_in_one_sentence(saved, changes, what):
+    forged(saved, **changes)
+    if what is None:
+        load(saved)
+    else:
+        assert f"is a checkpoint with wrong contents ({what}" in refusal(saved)
 
 
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from hetperm.runs.checkpoint import Saved, load, save
+from hetperm.runs.checkpoint import Saved, Writer, load, save
+from hetperm.runs.files import tidy
 from hetperm.state import State
 
 path, random = Path(sys.argv[1]), random.Random(0)
@@ -352,9 +416,12 @@ torch.set_num_threads(1)  # threads do not survive a fork
 def at(r):
     return State(r, {"w": torch.full((r % 7 + 1, 20_000), float(r))}, ())
 
+def rows(r):
+    return tuple({"r": k} for k in range(r + 1))
+
 began = time.perf_counter()
 for _ in range(5):
-    save(path, Saved(at(0), ({"r": 0},)))
+    save(path, Saved(at(0), rows(0)))
 five = time.perf_counter() - began
 
 reached, halves = [], 0
@@ -362,16 +429,20 @@ for _ in range(40):
     begin = load(path).state.r
     child = os.fork()
     if not child:
+        writer = Writer(path, load(path).history)
         for r in range(begin + 1, 10**9):
-            save(path, Saved(at(r), ({"r": r},)))
+            writer.save(Saved(at(r), rows(r)))
     time.sleep(random.uniform(0, five))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     saved = load(path)
     r = saved.state.r
-    assert r >= begin and torch.equal(saved.state.w["w"], at(r).w["w"]) and saved.history == ({"r": r},)
+    assert r >= begin and torch.equal(saved.state.w["w"], at(r).w["w"]) and saved.history == rows(r)
     reached.append(r)
-    halves += len(list(path.parent.iterdir())) > 1
+    # A file without its last name, or a row whose checkpoint is not there yet.
+    lines = path.with_suffix(".jsonl").read_bytes().count(b"\\n")
+    halves += lines > r + 1 or any(name.name.startswith(".") for name in path.parent.iterdir())
+    tidy(path.parent)
 print(len(set(reached)), halves)
 """
 

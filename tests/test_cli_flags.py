@@ -182,3 +182,9 @@ def test_help_is_the_docstring_of_a_field_with_its_default(capsys):
 @pytest.mark.parametrize("kind", [Config, DeviceOptions, SpeedOptions])
 def test_every_field_says_what_it_is(kind):
     assert set(field_docstrings(kind)) == set(kind.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("word", ["", " "])
+def test_an_empty_path_is_not_the_present_folder(word):
+    with pytest.raises(UsageError, match=r"^--out: the path is empty; name a file or folder"):
+        parse_train(["--out", word, "--resume"])

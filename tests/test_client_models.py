@@ -188,6 +188,7 @@ def test_the_two_files_are_enough_wherever_they_are(mlp, copied):
 
 @pytest.mark.slow
 def test_another_process_needs_nothing_but_the_two_files(tmp_path):
+    (tmp_path / "run").mkdir()
     module, images = saved_client(tmp_path / "run", "cnn", 0.125, shape=(3, 8, 8))
     for kind in ("json", "safetensors"):
         shutil.copy(tmp_path / "run" / "models" / f"client_007.{kind}", tmp_path)
@@ -317,6 +318,49 @@ def test_an_unknown_format_is_refused(mlp):
 def test_a_manifest_that_lost_a_key_is_refused(mlp):
     path = rewrite(mlp, width=None)
     assert refusal(mlp, 7) == f"{path} lacks width; copy it again from the run"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"width": "x"}, {"width": 0}, {"width": 5}, {"width": True}, {"architecture": "mlp"}, {"architecture": []},
+        {"architecture": {"name": "mlp"}}, {"architecture": {"name": 3}}, {"input": 64}, {"input": ["8"]},
+        {"input_dtype": "hub"}, {"input_dtype": 3}, {"counts": "all"}, {"counts": [0, 1]},
+    ],
+)  # fmt: skip
+def test_an_entry_that_no_run_writes_is_refused(mlp, change):
+    path = rewrite(mlp, **change)
+    ((key, value),) = change.items()
+    assert refusal(mlp, 7) == f"{path}: {key} is {value!r}, which no run writes; copy it again from the run"
+
+
+def test_options_that_are_no_table_are_refused(mlp):
+    rewrite(mlp, architecture=read_manifest(mlp, 7)["architecture"] | {"options": "hidden"})
+    assert ": architecture is {" in refusal(mlp, 7)
+
+
+def test_the_files_of_another_client_are_refused(mlp):
+    for kind in ("json", "safetensors"):
+        shutil.copy(mlp / "models" / f"client_007.{kind}", mlp / "models" / f"client_008.{kind}")
+    path = mlp / "models" / "client_008.json"
+    assert refusal(mlp, 8) == f"{path} is of client 7 and not of 8; copy both files of that client"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, number):
+    module = nn.Sequential(nn.Linear(4, 2))
+    with torch.no_grad():
+        module[0].bias[1] = number
+    save_client(tmp_path, 0, module, {"architecture": {"class": "X"}, "width": 1, "input": [4]})
+    sentence = refusal(tmp_path, 0, model=nn.Sequential(nn.Linear(4, 2)))
+    assert "client_000.safetensors: 0.bias holds numbers that are not finite" in sentence
+
+
+def test_a_mask_of_infinities_is_no_weight(tmp_path):
+    module = nn.Sequential(nn.Linear(4, 2))
+    module.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    save_client(tmp_path, 0, module, {"architecture": {"class": "X"}, "width": 1, "input": [4]})
+    assert load_client(tmp_path, 0, model=module).mask[1] == -math.inf
 
 
 def test_a_users_own_model_must_be_given(mlp):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,134 @@ def test_a_worker_that_outlives_its_run_holds_no_folder(tmp_path):
                 os.kill(worker, 0)  # still there
         finally:
             os.kill(worker, signal.SIGKILL)
+
+
+# What is ours
+
+
+def test_only_files_that_a_run_left_incomplete_are_removed(tmp_path):
+    (tmp_path / "models").mkdir()
+    ours = [tmp_path / ".summary.json.0123abcd.hetperm-part", tmp_path / "models" / ".x.00000000.hetperm-part"]
+    others = [tmp_path / name for name in (".notes.2024", ".x.12345", ".hetperm-part", "x.0123abcd.hetperm-part")]
+    for path in (*ours, *others):
+        path.write_text("half")
+    files.tidy(tmp_path)
+    assert [path.exists() for path in (*ours, *others)] == [False] * 2 + [True] * 4
+
+
+def test_a_folder_with_notes_in_it_is_not_taken_for_an_empty_one(tmp_path):
+    (tmp_path / ".notes.2024").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists and holds no run to resume"):
+        files.run_folder(tmp_path, "", resume=True)
+    assert (tmp_path / ".notes.2024").read_text() == "mine"
+
+
+def test_what_a_killed_write_leaves_is_known_as_such_and_cannot_be_foreseen(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(os, "replace", lambda fresh, path: names.append(fresh))
+    for _ in range(2):
+        files.write(tmp_path / "x.json", "{}")
+    assert names[0] != names[1]
+    for name in names:
+        name.write_text("{")
+    files.tidy(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_file_is_written_through_a_link(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "0" * 8)  # somebody has guessed it
+    (tmp_path / "theirs").write_text("old")
+    (tmp_path / ".x.00000000.hetperm-part").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match=r"cannot write .*x \(File exists\)"):
+        files.write(tmp_path / "x", "new")
+    (tmp_path / "y").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match=r"cannot write .*y \("):
+        files.write_at(tmp_path / "y", 0, b"new")
+    assert (tmp_path / "theirs").read_text() == "old"
+
+
+def test_files_are_readable_as_the_user_has_it(tmp_path):
+    before = os.umask(0o022)
+    try:
+        files.write(tmp_path / "x", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_rename_is_on_disk_before_the_next_step(tmp_path, monkeypatch):
+    calls, replace, fsync = [], os.replace, os.fsync
+
+    def synced(handle):
+        calls.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda *paths: calls.append("rename") or replace(*paths))
+    files.write(tmp_path / "x", "new")
+    assert calls == ["file", "rename", "folder"]
+
+
+def test_a_system_that_cannot_sync_folders_writes_all_the_same(tmp_path, monkeypatch):
+    opened, fsync = os.open, os.fsync
+
+    def no_folders(path, *args):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args)
+
+    def invalid(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(22, "Invalid argument")
+        fsync(handle)
+
+    for call, fake in (("open", no_folders), ("fsync", invalid)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fake)
+            files.write(tmp_path / call, "new")
+        assert (tmp_path / call).read_text() == "new"
+
+
+# Numbers of runs
+
+
+def test_the_latest_run_of_a_name_has_the_highest_number_also_where_others_are_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine-2", "mine-12", "mine-x", "mine-2024", "mine-03", "other-40", "mine-2.old"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert files.run_folder(None, "mine", resume=True).as_posix() == "runs/mine-12"
+    assert files.run_folder(None, "mine").as_posix() == "runs/mine-13"
+    assert files.run_folder(None, "other").as_posix() == "runs/other-41"
+    assert files.run_folder(None, "third", resume=True).as_posix() == "runs/third"
+
+
+def test_a_name_that_another_run_took_meanwhile_gets_the_next_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = files.run_folder(None, "mine")
+    files.create(first)
+    chosen = iter([first, first.with_name("mine-2")])
+    monkeypatch.setattr(files, "run_folder", lambda *args, **options: next(chosen))
+    assert files.claim(None, "mine").as_posix() == "runs/mine-2"
+    monkeypatch.setattr(files, "run_folder", lambda *args, **options: first)
+    with pytest.raises(FileExistsError):  # and not for ever
+        files.claim(None, "mine")
+
+
+# Tables that grow
+
+
+def test_a_table_that_grows_is_the_table_written_at_once(tmp_path, monkeypatch):
+    rows = [
+        {"epoch": r, **({"accuracy": r / 3} if r % 2 else {}), **({"tail": "é"} if r > 5 else {})} for r in range(9)
+    ]
+    whole, write = [], files.write
+    monkeypatch.setattr(files, "write", lambda *args: whole.append(args) or write(*args))
+    table = files.GrowingCsv(tmp_path / "grown.csv")
+    for count in range(1, len(rows) + 1):
+        table.update(rows[:count])
+        files.write_csv(tmp_path / "whole.csv", rows[:count])
+        assert (tmp_path / "grown.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert len([path for path, _ in whole if path.name == "grown.csv"]) == 3  # the first row, and those with news
+    (tmp_path / "grown.csv").write_text("somebody else")
+    table.update([*rows, {"epoch": 9}])
+    assert (tmp_path / "grown.csv").read_text().splitlines()[-2:] == ["8,,é", "9,,"]

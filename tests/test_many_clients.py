@@ -34,7 +34,11 @@ def no_pictures(monkeypatch):
 
 def files_of(folder) -> dict[str, bytes]:
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: raw for name, raw in files.items() if not name.startswith(("checkpoint/", "timing", "report"))}
+    return {
+        name: raw
+        for name, raw in files.items()
+        if not name.startswith(("checkpoint/", "timing", "report", "checksums"))
+    }
 
 
 # Sparse mixing weights

@@ -11,53 +11,31 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_run import (
+    METHODS,
+    TINY,
+    again,
+    contents,
+    ended_alike,
+    refusal,
+    tiny,
+    touched,
+    train,
+    without_what_others_test,
+)
 from torch import nn
 
-from hetperm import Client, Config, fit, profile, run
-from hetperm.cli.main import guarded
-from hetperm.cli.train import main
+from hetperm import Client, fit, run
 from hetperm.config import load
 from hetperm.engine.sequential import Sequential
 from hetperm.runs import experiment, files, training
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {
-    "num_clients": 6,
-    "capacity_profile": "uniform5",
-    "samples_per_client": 30,
-    "model_options": {"hidden": [16, 16]},
-    "epochs": 3,
-    "local_steps": 1,
-    "steps": 0,
-    "warmup_rounds": 1,
-    "share": 0.7,
-    "personal_lr": 0.2,
-    "global_lr": 0.4,
-    "alpha_every": 1,
-    "quiet": True,
-}
-METHODS = ("perm", "local", "heterofl-ft")
-
-
-def tiny(**changes) -> Config:
-    return Config(**TINY | changes)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def without_what_others_test():
-    """Pictures, and the price of every width, take most of the time of a tiny run."""
-    prices, table = {}, profile.table
-
-    def table_once(tiers, assigned, scalable, **options):
-        key = (tiers, tuple(assigned), scalable and scalable.sizes)
-        if key not in prices:
-            prices[key] = table(tiers, assigned, scalable, **options)
-        return prices[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_draw", lambda result: None)
-        patch.setattr(experiment.pictures, "png", lambda figure: b"a picture")
-        patch.setattr(profile, "table", table_once)
+def quick():
+    with without_what_others_test():
         yield
 
 
@@ -71,40 +49,6 @@ def whole(tmp_path_factory) -> Path:
 def copied(whole, tmp_path) -> Path:
     """A copy of it to do things to."""
     return Path(shutil.copytree(whole, tmp_path / "run"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Path -> bytes of every file, leftovers too, but for those that depend on the clock."""
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: raw for name, raw in files.items() if not name.endswith("timing.json") and "checkpoint/" not in name}
-
-
-def touched(folder: Path) -> dict[str, tuple]:
-    """Path -> when it was written, of every file and folder."""
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in [folder, *folder.rglob("*")]}
-
-
-def ended_alike(folder: Path, whole: Path) -> None:
-    """Assert that two folders hold the same, and no file that a killed run left half-written."""
-    written, expected = contents(folder), contents(whole)
-    assert sorted(written) == sorted(expected)
-    assert [name for name in expected if written[name] != expected[name]] == []
-    checkpoints = [sorted(path.name for path in (run / "checkpoint").iterdir()) for run in (folder, whole)]
-    assert checkpoints[0] == checkpoints[1] == sorted(f"{method}.safetensors" for method in METHODS)
-
-
-def train(*words: object) -> int:
-    """The exit status of hetperm train."""
-    return guarded(main, [*map(str, words)])
-
-
-def refusal(capsys, *, begun: bool = False) -> str:
-    """What was said on stderr: one line, and nothing on stdout unless the run had begun."""
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    assert said.err.startswith("error: ")
-    assert begun or said.out == ""
-    return said.err.removeprefix("error: ").rstrip("\n")
 
 
 def test_a_whole_run_leaves_what_is_compared_here(whole):
@@ -200,21 +144,12 @@ from hetperm import Config, run
 from hetperm.runs import experiment
 from hetperm.runs import files
 
-settings, out, moments, writes = json.loads(sys.argv[1])
+settings, out, moments = json.loads(sys.argv[1])
 experiment._draw = lambda result: None
 
-def child(name, *, after=None, at_write=None):
+def child(name, *, after=None):
     pid = os.fork()
     if not pid:
-        replace, left = os.replace, [at_write]
-
-        def counted(*paths):
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] = None if left[0] is None else left[0] - 1
-            replace(*paths)
-
-        os.replace = counted
         if after is not None:
             signal.setitimer(signal.ITIMER_PROF, after)  # the system ends the process there and then
         try:
@@ -228,21 +163,18 @@ def child(name, *, after=None, at_write=None):
 seconds = child("whole")
 for k, moment in enumerate(moments):
     child(f"moment-{k}", after=moment * seconds)
-for k in writes:
-    child(f"write-{k}", at_write=k)
 """
 MOMENTS = (0.2, 0.5, 0.8)  # of the seconds that a run takes
-WRITES = (0, 12, 40)
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
-    """Runs that were killed after some seconds of computing, or with a file written and not in place; by what signal.
+    """Runs that were killed after some seconds of computing, and by what signal.
 
     All of them are children of one process, which pays once for importing torch.
     """
     out = tmp_path_factory.mktemp("killed")
-    arguments = json.dumps([TINY, str(out), MOMENTS, WRITES])
+    arguments = json.dumps([TINY, str(out), MOMENTS])
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KILLED, arguments], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -250,14 +182,10 @@ def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(len(MOMENTS))] + [f"write-{k}" for k in WRITES])
+@pytest.mark.parametrize("name", [f"moment-{k}" for k in range(len(MOMENTS))])
 def test_a_killed_run_ends_alike(name, killed, whole):
-    folder, number = killed[0] / name, killed[1][name]
-    if name.startswith("write"):
-        assert number == signal.SIGKILL
-        assert [path for path in folder.rglob(".*") if path.is_file()], "nothing was left half-written"
-    run(tiny(out=folder, resume=True))
-    ended_alike(folder, whole)
+    run(tiny(out=killed[0] / name, resume=True))
+    ended_alike(killed[0] / name, whole)
 
 
 @pytest.mark.slow
@@ -293,7 +221,7 @@ def test_seconds_before_and_after_the_interruption_add_up(tmp_path):
 
 def test_a_folder_that_a_run_was_killed_in_before_it_wrote_anything_is_taken(whole, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".config.toml.123").write_text("epo")
+    (tmp_path / "run" / ".config.toml.0123abcd.hetperm-part").write_text("epo")
     run(tiny(out=tmp_path / "run", resume=True))
     ended_alike(tmp_path / "run", whole)
 
@@ -375,7 +303,7 @@ def test_a_profile_that_was_edited_is_refused(tmp_path):
         run(config, on_epoch=Stop(2))
     file.write_text(file.read_text().replace("0.5", "0.25"))
     before = touched(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"perm\.safetensors is of a run with other clients, labels or another model"):
+    with pytest.raises(ValueError, match=r"perm\.safetensors is not of this run: it has other clients, labels or"):
         run(config.override(resume=True))
     assert touched(tmp_path / "run") == before
 
@@ -422,7 +350,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence_and_nothing_is_touched(
     assert train("--config", copied / "config.toml", "--resume", "--quiet", "--out", copied) == 2
     said = refusal(capsys)
     assert said.startswith(f"{path} is ")
-    assert said.endswith("remove it to start afresh, or run without --resume")
+    assert said.endswith("remove it to train this method from the start with --resume, or start another run with --out")
     assert touched(copied) == before
 
 
@@ -445,18 +373,36 @@ def test_a_damaged_configuration_is_refused_in_one_sentence(raw, copied, tmp_pat
 # Somebody else is writing
 
 
+def test_runs_without_a_folder_that_begin_at_once_get_one_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from_config, others = experiment.from_config, iter((1, 2, 0))
+
+    def slowly(config):
+        """While this run reads its data, others begin and end."""
+        setting, more = from_config(config), next(others)
+        for _ in range(more):
+            run(tiny(baselines=(), epochs=1))
+        return setting
+
+    monkeypatch.setattr(
+        experiment, "from_config", lambda config: slowly(config) if config.epochs == 2 else from_config(config)
+    )
+    folders = [run(tiny(baselines=(), epochs=2)).folder.name for _ in range(3)]
+    assert folders == ["digits-perm-2", "digits-perm-5", "digits-perm-6"]
+    assert not [path for path in (tmp_path / "runs").iterdir() if not files.is_whole(path)]
+
+
 def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, whole, capsys):
-    half = copied / ".summary.json.1"  # what the other run is about to rename
+    half = copied / ".summary.json.0123abcd.hetperm-part"  # what the other run is about to rename
     half.write_text("{")
     before = touched(copied)
-    again = ("--config", copied / "config.toml", "--resume", "--quiet", "--out", copied)
     with files.locked(copied):
-        assert train(*again) == 2
+        assert again(copied) == 2
     assert refusal(capsys) == (
         f"another run is writing to {copied}; wait until it has ended, or name another folder with --out"
     )
     assert touched(copied) == before
-    assert train(*again) == 0
+    assert again(copied) == 0
     ended_alike(copied, whole)
 
 
@@ -492,17 +438,17 @@ class Full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("k", [0, 1, 20, 42])
+@pytest.mark.parametrize("k", [0, 1, 2, 41, 90])
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, whole, tmp_path, capsys, monkeypatch):
     file, out = tmp_path / "tiny.toml", tmp_path / "run"
     file.write_text(tiny().to_toml())
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", Full(k))
         assert train("--config", file, "--quiet", "--out", out) == 2
-    said = refusal(capsys, begun=k > 0)
+    said = refusal(capsys, begun=k > 1)
     assert said.startswith(f"cannot write {out}")
     assert said.endswith("(No space left on device); what was written before is whole")
-    assert out.exists() == (k > 0)
+    assert out.exists() == (k > 1)  # the first two are for config.toml and its name
     assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
     assert train("--config", file, "--quiet", "--out", out, "--resume") == 0
     ended_alike(out, whole)
@@ -520,7 +466,11 @@ def test_engines_other_than_the_batched_one_change_nothing_but_their_name(tmp_pa
     engines = ({"engine": "sequential"}, {"engine": "threads", "workers": 3}, {"engine": "processes", "workers": 2})
     reference, *others = (contents(run(tiny(out=tmp_path / name["engine"], **name)).folder) for name in engines)
     for other in others:
-        assert {name for name in reference if reference[name] != other[name]} == {"config.toml", "report.html"}
+        assert {name for name in reference if reference[name] != other[name]} == {
+            "config.toml",
+            "report.html",
+            "checksums.txt",
+        }
 
 
 def test_a_run_is_not_resumed_on_an_engine_that_rounds_otherwise(copied):

@@ -9,6 +9,7 @@ from torch import nn
 
 from hetperm import Client, Config
 from hetperm.engine import choice
+from hetperm.methods import METHODS
 from hetperm.params import NotFinite
 from hetperm.runs import training
 from hetperm.runs.setting import Setting, from_model
@@ -156,3 +157,16 @@ def test_a_row_counts_the_visits_of_its_epoch_and_the_rounds_they_took():
     assert [row["epoch_visits"] for row in last.history][1:] == [b - a for a, b in pairwise(visits)]
     *_, rival = epochs(setting_of(), "local", steps=20)
     assert "epoch_visits" not in rival.history[-1]
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_checkpoints_of_every_method_are_taken_for_its_own(method, tmp_path):
+    setting = setting_of(epochs=2, rivals={"heterofl": {"masked_loss": True}})
+    keep = training.keeper(tmp_path, method, None, None)
+    for saved in epochs(setting, method, steps=40):
+        keep(saved)
+        (back,) = training.checkpoints(setting, [method], tmp_path).values()
+        assert (back.state.r, back.history, back.finished) == (saved.state.r, saved.history, saved.finished)

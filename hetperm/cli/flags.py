@@ -171,6 +171,8 @@ def value_of(kind: Any, word: str) -> Any:
     choices, types = choices_of(kind), [member for member in members(kind) if member in TYPES]
     if word in choices:
         return word
+    if Path in types and not word.strip():
+        raise ValueError("the path is empty; name a file or folder (. is this folder)")  # Path("") would be that one
     # Before the types: for `str | None`, the word None would be a text like any other.
     if word == "None" and NoneType in members(kind):
         return None

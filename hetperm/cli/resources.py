@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hetperm import profile
@@ -24,12 +23,13 @@ def main(args: Sequence[str]) -> None:
 
     # A model may be written as timm:NAME, with slashes in NAME; only the last part can name a folder.
     name = f"resources-{tiers.name}-{options.model.rpartition(':')[2].rpartition('/')[2]}"
-    folder = files.run_folder(options.out, name)
+    files.run_folder(options.out, name)  # called for its error, before anything is measured
     result = _measure(options, tiers, limit, enforcement)
     _print(result)
-    _write(folder, result)
-    from hetperm.bench.devices.run import passed
+    folder = files.claim(options.out, name)
+    from hetperm.bench.devices.run import passed, write
 
+    write(folder, result)
     say(f"written to {folder}: report.html, resources.csv, resources.json, pictures")
     if not passed(result):
         sys.exit(DOES_NOT_FIT)
@@ -59,11 +59,3 @@ def _print(result: Mapping[str, Any]) -> None:
     say(grid.terminal(show.grid(result["tiers"], title=title(result))))
     for line in show.sentences(result):
         say(line)
-
-
-def _write(folder: Path, result: Mapping[str, Any]) -> None:
-    from hetperm.bench.devices.run import write
-    from hetperm.runs import files
-
-    files.create(folder)
-    write(folder, result)

@@ -1,10 +1,11 @@
-"""Checkpoints: the state of a method in one safetensors file, to resume an interrupted run. No pickle is used."""
+"""Checkpoints, to resume an interrupted run: the state of a method in a safetensors file, its history in a file beside
+it that only grows. No pickle is used.
+"""
 
-import glob
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -13,10 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hetperm.runs.files import write
+from hetperm.runs.files import subfolder, write, write_at
 from hetperm.state import State, Work
 
-FORMAT = 1
+FORMAT = 2
+Refuse = Callable[[Mapping[str, Any]], str | None]
 _ENTRY = "hetperm checkpoint"  # the only metadata entry: safetensors does not fix the order of several
 _BLANK = b"0" * 64  # stands in the place of the checksum while it is computed
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors refuses to read longer headers, though it writes them
@@ -24,7 +26,11 @@ _DTYPES = {  # the names in safetensors; a state holds no other types
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_REMEDY = "remove it to start afresh, or run without --resume"
+_REMEDY = "remove it to train this method from the start with --resume, or start another run with --out"
+
+
+# What reading a file raises that is not what a run wrote.
+_UNREADABLE = (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -44,28 +50,80 @@ class Saved:
     extra: dict[str, Any] | None = None
 
 
-def save(path: str | Path, saved: Saved) -> None:
-    """Write the file completely or not at all. Equal contents give equal bytes.
+class Writer:
+    """Writes the checkpoints of a method, one after the other. A row of the history is written once.
 
-    Tensors may be on any device. A tensor or a model that occurs several times in the state is written once. `history`
-    and `extra` may hold numbers (also nan and inf), texts, booleans and None; `extra` also lists and tables of them.
+    Args:
+        path: the file; its folder is made if it is missing, but not the folder around that.
+        history: the rows that are on disk already, if the method is resumed.
     """
-    path, packing = Path(path), _Packing()
-    content = {
-        "sha256": _BLANK.decode(),
-        "format": FORMAT,
-        "finished": saved.finished,
-        "state": {field.name: packing.packed(getattr(saved.state, field.name), field.name) for field in fields(State)},
-        "tables": packing.tables,
-        "history": [dict(row) for row in saved.history],
-        "extra": None if saved.extra is None else dict(saved.extra),
-    }
+
+    def __init__(self, path: str | Path, history: Sequence[Mapping[str, Any]] = ()):
+        self._path = Path(path)
+        self._rows, self._bytes, self._checksum = 0, 0, hashlib.sha256()
+        self._count(len(history), _lines(history))
+
+    def save(self, saved: Saved) -> None:
+        """Write a checkpoint completely or not at all. Equal contents give equal bytes.
+
+        Tensors may be on any device. A tensor or a model that occurs several times in the state is written once.
+        `history` begins with the rows of the checkpoint before. It and `extra` may hold numbers (also nan and inf),
+        texts, booleans and None; `extra` also lists and tables of them.
+        """
+        fresh = saved.history[self._rows :]
+        lines = _lines(fresh)
+        total = self._checksum.copy()
+        total.update(lines)
+        rows = {"rows": len(saved.history), "bytes": self._bytes + len(lines), "sha256": total.hexdigest()}
+        packing = _Packing()
+        content = {
+            "sha256": _BLANK.decode(),
+            "format": FORMAT,
+            "finished": saved.finished,
+            "state": {one.name: packing.packed(getattr(saved.state, one.name), one.name) for one in fields(State)},
+            "tables": packing.tables,
+            "history": rows,
+            "extra": None if saved.extra is None else dict(saved.extra),
+        }
+        fill = _filled(self._path, packing.tensors, _json(content))
+        subfolder(self._path.parent.parent, self._path.parent.name)
+        # The history first: until the checkpoint is in place, the one before it counts only the rows it knows.
+        if lines:
+            write_at(history_file(self._path), self._bytes, lines)
+        write(self._path, fill)
+        self._count(len(fresh), lines)
+
+    def _count(self, rows: int, lines: bytes) -> None:
+        """Add rows that are on disk."""
+        self._rows, self._bytes = self._rows + rows, self._bytes + len(lines)
+        self._checksum.update(lines)
+
+
+def save(path: str | Path, saved: Saved) -> None:
+    """Write a single checkpoint; see `Writer` for one after the other."""
+    Writer(path).save(saved)
+
+
+def history_file(path: Path) -> Path:
+    """The file that holds the history of a checkpoint, one row of JSON per line."""
+    return path.with_suffix(".jsonl")
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(f"{_json(dict(row))}\n" for row in rows).encode()
+
+
+def _json(content: Any) -> str:
     try:
-        text = json.dumps(content)
+        return json.dumps(content)
     except TypeError as error:
         raise TypeError(f"checkpoints hold numbers, texts, booleans, None, lists and tables ({error})") from None
+
+
+def _filled(path: Path, tensors: Mapping[str, Tensor], text: str) -> Callable[[IO[bytes]], None]:
+    """A function that writes a checkpoint to a file; its checksum takes the place of zeros in the header."""
     # Tensors with the widest numbers come first, so that each starts at a multiple of its number size.
-    tensors = dict(sorted(packing.tensors.items(), key=lambda item: -item[1].element_size()))
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     header = _header(tensors, {_ENTRY: text})
     if len(header) > _LONGEST_HEADER:
         raise ValueError(f"{path}: the names of {len(tensors)} tensors do not fit in a checkpoint")
@@ -79,36 +137,95 @@ def save(path: str | Path, saved: Saved) -> None:
         for x in tensors.values():  # one at a time: a second copy of all may not fit in memory
             file.write(_raw(x))
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
-    write(path, fill)
+    return fill
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Saved:
-    """Read a checkpoint onto ``device``: bit for bit, keys in their order. Raise a ValueError if it is damaged."""
+def load(path: str | Path, device: str | torch.device = "cpu", *, refuse: Refuse | None = None) -> Saved:
+    """Read a checkpoint: bit for bit, keys in their order. Raise a ValueError if it is damaged.
+
+    Args:
+        device: where its tensors are put.
+        refuse: (extra values of a checkpoint) -> why it is not the one that is wanted, or None; asked before anything
+            but these is read.
+    """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint {path}; run without --resume to start afresh")
+        raise FileNotFoundError(f"there is no checkpoint {path}; give the file of one")
     try:
         with safe_open(path, framework="pt") as file:
             content = json.loads(file.metadata()[_ENTRY])
             version, checksum = content["format"], content["sha256"].encode()
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{path} is no checkpoint of hetperm, or a damaged one; {_REMEDY}") from error
     # The format before the checksum, which another format may compute differently.
     if version != FORMAT:
         raise ValueError(f"{path} is a checkpoint of format {version!r} and this hetperm reads {FORMAT}; {_REMEDY}")
     if _checksum(path, checksum) != checksum:
         raise ValueError(f"{path} is damaged: its checksum is another; {_REMEDY}")
+    extra = content.get("extra")
+    reason = refuse(extra if isinstance(extra, dict) else {}) if refuse else None
+    if reason:
+        raise ValueError(f"{path} is not of this run: {reason}")
     with safe_open(path, framework="pt") as file:
         # Copied out of the mapped file into aligned memory: the last bit of a matrix product depends on alignment.
         tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
+    try:
+        saved = _restored(content, tensors, _history(path, content["history"]))
+        wrong = _wrong(saved)
+    except _UNREADABLE as error:
+        wrong = str(error) or type(error).__name__
+    if wrong:
+        raise ValueError(f"{path} is a checkpoint with wrong contents ({wrong}); {_REMEDY}")
+    return saved
+
+
+def _history(path: Path, stated: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The rows that a checkpoint counts; what follows them in their file is of an epoch that was not finished."""
+    if not stated["rows"]:
+        return ()
+    file = history_file(path)
+    try:
+        with open(file, "rb") as lines:
+            raw = lines.read(stated["bytes"])
+    except OSError as error:
+        raise ValueError(f"its history {file.name} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(raw).hexdigest() != stated["sha256"]:
+        raise ValueError(f"its history {file.name} is another")
+    return tuple(json.loads(line) for line in raw.splitlines())
+
+
+def _restored(content: Mapping[str, Any], tensors: Mapping[str, Tensor], history: tuple[dict, ...]) -> Saved:
     tables: list[dict[str, Any]] = []  # inner tables come first, so a table finds those it refers to
     for table in content["tables"]:
         tables.append({name: _unpacked(value, tensors, tables) for name, value in table.items()})
     state = {name: _unpacked(value, tensors, tables) for name, value in content["state"].items()}
-    return Saved(State(**state), tuple(content["history"]), content["finished"], content["extra"])
+    return Saved(State(**state), history, content["finished"], content["extra"])
+
+
+def _wrong(saved: Saved) -> str | None:
+    """What is of the wrong kind in a checkpoint, in words; None if all is as a run writes it."""
+    state = saved.state
+    counts = [state.r, state.tail_count, *vars(state.work).values()]
+    kinds = {
+        "counts": all([_is_count(value) for value in counts]) and isinstance(state.r, int),
+        "w": _is_model(state.w),
+        "v": isinstance(state.v, tuple) and all([_is_model(model) for model in state.v]),
+        "tail": state.tail is None or (isinstance(state.tail, tuple) and all([_is_model(one) for one in state.tail])),
+        "alpha": isinstance(state.alpha, Tensor | None),
+        "memory": isinstance(state.memory, dict) and all([_is_model(model) for model in state.memory.values()]),
+        "history": all([isinstance(row, dict) for row in saved.history]),
+        "finished": isinstance(saved.finished, bool),
+        "extra": isinstance(saved.extra, dict | None),
+    }
+    return next((name for name, right in kinds.items() if not right), None)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, dict) and all([isinstance(x, Tensor) for x in value.values()])
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

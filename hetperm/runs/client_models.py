@@ -21,6 +21,7 @@ from submodels.template import Template
 
 FORMAT = 1
 _NEEDED = ("architecture", "width", "input")
+_SIZES = ("in_channels", "num_classes", "image_size")  # of an architecture with a name
 _FILES = ("safetensors", "json")
 _ELSEWHERE = ("checkpoint_path",)  # options that name weights elsewhere; the client's weights are in its own file
 
@@ -40,7 +41,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
             shape of one sample. `input_dtype`, unless inputs are floats. `kept` and, if they are not those of the
             width, `counts`: see `channels`. Other entries are kept as JSON; numbers that are not finite become null.
     """
-    folder, i = Path(folder) / "models", operator.index(i)
+    i = operator.index(i)
     for key in _NEEDED:
         if key not in manifest:
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
@@ -48,7 +49,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
     # Ours twice: first for the order of the lines, last so that no entry of the manifest overrides it.
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = files.subfolder(Path(folder), "models")
     # The manifest is written last, because `clients` counts a model as complete if it has one.
     files.write(folder / f"{_stem(i)}.safetensors", raw)
     files.write(folder / f"{_stem(i)}.json", "{\n" + ",\n".join(lines) + "\n}\n")
@@ -83,7 +84,7 @@ def load_client(
     """
     if not isinstance(model, nn.Module | ScalableModel | None):
         raise TypeError(f"{model!r} is not a model; give an nn.Module at full width")
-    path, manifest = _file(folder, i, "safetensors"), read_manifest(folder, i)
+    path, manifest = _file(folder, i, "safetensors"), _usable(read_manifest(folder, i), _file(folder, i, "json"))
     raw = path.read_bytes()
     if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:
         raise ValueError(f"{path} is not the file that its manifest describes (sha256); copy both again from the run")
@@ -95,6 +96,7 @@ def load_client(
     tensors = {name: x.to(device, copy=True) for name, x in stored.items()}
     template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
     _check(template, tensors, manifest, given=model is not None)
+    _check_numbers(template, stored, path)
     return template.filled(tensors).eval()
 
 
@@ -112,6 +114,8 @@ def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
         raise ValueError(f"{path} has format {version!r} and this hetperm reads {FORMAT}; load it with hetperm {wrote}")
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; copy it again from the run")
+    if manifest["client"] != i:
+        raise ValueError(f"{path} is of client {manifest['client']!r} and not of {i}; copy both files of that client")
     return manifest
 
 
@@ -171,6 +175,32 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 # From a manifest to a module
 
 
+def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return the manifest; raise an error that names the first entry from which no module can be built."""
+    architecture, width = manifest["architecture"], manifest["width"]
+    dtype, counts = manifest.get("input_dtype", "float32"), manifest.get("counts")
+    right = {
+        "architecture": isinstance(architecture, dict) and _is_architecture(architecture),
+        "width": isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1,
+        "input": _are_sizes(manifest["input"]),
+        "input_dtype": isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype),
+        "counts": counts is None or _are_sizes(counts),
+    }
+    for key, fine in right.items():
+        if not fine:
+            raise ValueError(f"{path}: {key} is {manifest.get(key)!r}, which no run writes; copy it again from the run")
+    return manifest
+
+
+def _is_architecture(table: Mapping[str, Any]) -> bool:
+    named = "name" not in table or (isinstance(table["name"], str) and all([key in table for key in _SIZES]))
+    return named and isinstance(table.get("options", {}), dict)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all([type(size) is int and size > 0 for size in value])
+
+
 def _built(manifest: Mapping[str, Any]) -> nn.Module:
     """The full-width model that a manifest names, built without touching the global random state."""
     architecture, i = manifest["architecture"], manifest["client"]
@@ -179,7 +209,7 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
             f"the model of client {i} is a {architecture.get('class')}, which has no name in the zoo; "
             f"give one at full width: load_client(folder, {i}, model=...)"
         )
-    sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
+    sizes = {key: architecture[key] for key in _SIZES}
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced by those of the file
         return zoo.build(architecture["name"], **sizes, **options)
@@ -216,6 +246,14 @@ def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[
         if wanted.get(name) != stored.get(name):
             here, there = (shapes.get(name, "missing") for shapes in (wanted, stored))
             raise _misfit(f"{name} is {here} in it and {there} in the file", manifest, given=given)
+
+
+def _check_numbers(template: Template, stored: Mapping[str, Tensor], path: Path) -> None:
+    """Raise an error for numbers that no trained model has. A buffer, such as a mask, may hold infinities."""
+    trained = {name for name, _ in template.module.named_parameters()}
+    for name, x in stored.items():
+        if x.isnan().any() or (name in trained and not x.isfinite().all()):
+            raise ValueError(f"{path}: {name} holds numbers that are not finite; train that client's model again")
 
 
 def _misfit(what: str, manifest: Mapping[str, Any], *, given: bool) -> ValueError:

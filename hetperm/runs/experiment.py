@@ -7,7 +7,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,10 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
     if config.seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
-    folder = files.run_folder(config.out, run_name(config), resume=config.resume)
+    name = run_name(config)
+    files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     setting = from_config(config)
-    with _opened(folder, setting.config):
+    with _opened(setting.config, name) as folder:
         return _execute(setting, folder, on_epoch, on_start)
 
 
@@ -144,9 +145,10 @@ def fit(
         raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
     config = config.override(num_clients=len(clients), dataset=OWN)
-    folder = None if config.out is None else files.run_folder(config.out, "", resume=config.resume)
+    if config.out is not None:
+        files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric)
-    with nullcontext() if folder is None else _opened(folder, setting.config):
+    with nullcontext() if config.out is None else _opened(setting.config) as folder:
         return _execute(setting, folder, on_epoch)
 
 
@@ -157,16 +159,16 @@ def sweep(
     if not config.seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
-    folder = files.run_folder(config.out, run_name(config), resume=config.resume)
-    results = []
-    with ExitStack() as whole:
-        for seed in config.seeds:
-            of_seed = files.run_folder(folder / f"seed-{seed}", "", resume=config.resume)
-            setting = from_config(config.override(seed=seed, seeds=(), out=of_seed))
-            if not results:  # the first setting tells which device "auto" is, which the configuration records
-                whole.enter_context(_opened(folder, config.override(device=setting.config.device)))
-            with _opened(of_seed, setting.config):
-                results.append(_execute(setting, of_seed, on_epoch, None if results else on_start))
+    name = run_name(config)
+    files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
+    seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
+    # The first setting tells which device "auto" is, which the configuration records.
+    first, results = from_config(seeds[0]), []
+    with _opened(config.override(device=first.config.device), name) as folder:
+        for of_seed in seeds:
+            setting = from_config(of_seed) if results else first
+            with _opened(setting.config.override(out=folder / f"seed-{of_seed.seed}")) as inner:
+                results.append(_execute(setting, inner, on_epoch, None if results else on_start))
         summary = aggregate([result.summary for result in results], config.seeds)
         _write_sweep(folder, summary, results)
     return summary, results
@@ -195,12 +197,13 @@ def run_name(config: Config) -> str:
 
 
 @contextmanager
-def _opened(folder: Path, config: Config) -> Iterator[None]:
-    """A context with the run folder locked. The folder is new, or holds the same configuration, or it is an error."""
-    path, text = folder / "config.toml", config.to_toml()
+def _opened(config: Config, name: str = "") -> Iterator[Path]:
+    """A context with the run folder, locked. It is new, or holds the same configuration, or it is an error."""
+    folder = files.run_folder(config.out, name, resume=config.resume)
     # The folder must exist before it can be locked; its configuration is read and written only under the lock.
-    if not (config.resume and path.exists()):
-        files.create(folder, resume=config.resume)
+    if not (config.resume and (folder / "config.toml").exists()):
+        folder = files.claim(config.out, name, resume=config.resume)
+    path, text = folder / "config.toml", config.to_toml()
     with files.locked(folder):
         if path.exists():
             # Downloading changes no data, so it may differ.
@@ -213,9 +216,11 @@ def _opened(folder: Path, config: Config) -> Iterator[None]:
                 files.write(path, text)
             except OSError:
                 # An empty folder is no run that can be resumed, and would only block the name.
-                folder.rmdir()
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    folder.rmdir()
                 raise
-        yield
+        yield folder
 
 
 # The run
@@ -234,9 +239,8 @@ def _execute(
         saved = training.checkpoints(setting, (config.algorithm, *config.baselines), _checkpoints(folder))
     if on_start:
         on_start(setting)
-    # A resumed run has the file already.
-    if folder and setting.profile and not saved:
-        files.write_csv(folder / "profile.csv", setting.profile)
+    if folder and not saved:
+        _write_profile(setting, folder)  # a resumed run has the file already
     with one_thread():
         # The algorithm is first, because its rivals get as many steps as its visits took.
         main = _train(setting, config.algorithm, training.default_steps(config), folder, saved, on_epoch)
@@ -249,15 +253,24 @@ def _execute(
             result = _result(main, {**result.baselines, name: rival}, folder)
         if folder is None or _is_complete(result):
             return result
+        _write_profile(setting, folder)
         _write(result)
         _save_models(result)
         blocks = coverage_of(main)
         if blocks is not None:
             files.write_csv(folder / "coverage.csv", blocks)
     _draw(result)
-    files.write_json(folder / "timing.json", _timing(result, time.perf_counter() - began))
-    files.write(folder / page.NAME, page.render(folder))  # the last file: where it is, all others are too
+    files.write_json(folder / files.CLOCK, _timing(result, time.perf_counter() - began))
+    files.write(folder / page.NAME, page.render(folder))
+    if not (folder / "config.toml").exists():
+        raise FileNotFoundError(f"{folder} was emptied while the run was writing to it; start another run with --out")
+    files.write_checksums(folder)  # the last file: it says what all others are
     return result
+
+
+def _write_profile(setting: Setting, folder: Path) -> None:
+    if setting.profile:
+        files.write_csv(folder / "profile.csv", setting.profile)
 
 
 def _checkpoints(folder: Path) -> Path:
@@ -281,30 +294,29 @@ def _train(
     """
     before = now = saved.get(name)
     kept = None if folder is None else _checkpoints(folder)
+    metrics = folder / "metrics.csv" if folder and name == setting.config.algorithm else None
+    keep = training.keeper(kept, name, before, metrics)
     # Closed even after an error: the generator holds an engine whose workers must end.
     with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
         try:
             for now in epochs:
-                if kept is not None and now is not before:  # what came from a checkpoint is saved already
-                    checkpoint.save(training.checkpoint_file(kept, name), now)
-                    if name == setting.config.algorithm and now.history:
-                        files.write_csv(folder / "metrics.csv", now.history)
+                if now is not before:  # what came from a checkpoint is saved already
+                    keep(now)
                 if on_epoch and now.history:
                     on_epoch(name, now.history[-1])
         except NotFinite as error:
             if not may_diverge:
                 raise
-            now = training.diverged(setting, now)
+            now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
-            if kept is not None:
-                checkpoint.save(training.checkpoint_file(kept, name), now)
+            keep(now)
     return training.trained(setting, name, now, before)
 
 
 def _is_complete(result: Result) -> bool:
-    """Whether everything came from checkpoints and all files are written already."""
+    """Whether everything came from checkpoints and all files are there, as they were written."""
     methods = (result.main, *result.baselines.values())
-    return not any(method.trained_here for method in methods) and (result.folder / page.NAME).exists()
+    return not any(method.trained_here for method in methods) and files.is_whole(result.folder)
 
 
 # Results

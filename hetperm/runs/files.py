@@ -1,10 +1,18 @@
-"""The run folder: every file is written under another name and then renamed, so that none is ever incomplete."""
+"""The run folder: every file is written under another name and then renamed, so that none is ever incomplete.
 
+Files that grow with a run, its history and its metrics, are written at their end only. What a crash leaves behind that
+end is cut off when the run is resumed.
+"""
+
+import contextlib
 import csv
+import errno
+import hashlib
 import io
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +28,23 @@ except ImportError:  # Windows
     fcntl = None
 
 RUNS = Path("runs")
+CHECKSUMS = "checksums.txt"
+CLOCK = "timing.json"  # depends on the clock, so it has no checksum: equal runs have equal checksums
+_RESULTS = {".toml", ".csv", ".json", ".npy", ".npz", ".png", ".html"}  # endings of the files in a run's folder
+_PART = ".hetperm-part"  # ends the name of a file until it is complete
+# A new file, and no link that somebody else put in its place; Windows has no such links, and needs to be told of bytes.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+
+
+# The folder
 
 
 def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     """The folder of a run: ``out`` if given, else one in runs/.
 
-    A new run takes the first of runs/NAME, runs/NAME-2, ... that does not exist. With ``resume`` it is the last of
-    these that exists, or a new one if there is none.
+    The runs of a name are in runs/NAME, runs/NAME-2, ...: a new run takes the number after the highest. With ``resume``
+    it is the one of the highest number, or a new one if there is none.
     """
     if out is not None:
         if not resume and (out.exists() or out.is_symlink()):
@@ -35,11 +53,30 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
         if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
         return out
-    folder, latest, k = RUNS / name, None, 1
-    while folder.exists():
-        latest, k = folder, k + 1
-        folder = RUNS / f"{name}-{k}"
-    return latest if resume and latest else folder
+    latest = _highest_number(name)
+    number = latest if resume and latest else latest + 1
+    return RUNS / (name if number == 1 else f"{name}-{number}")
+
+
+def _highest_number(name: str) -> int:
+    """The highest number of the runs of a name; 0 if there are none."""
+    # Three digits at most: exp-2024 is a name, and no run of exp.
+    pattern = re.compile(rf"{re.escape(name)}(?:-([2-9]|[1-9]\d{{1,2}}))?")
+    names = os.listdir(RUNS) if RUNS.is_dir() else []
+    return max([int(match[1] or 1) for match in map(pattern.fullmatch, names) if match], default=0)
+
+
+def claim(out: Path | None, name: str, *, resume: bool = False) -> Path:
+    """Make the folder of a run and return it. Without ``out``, runs that begin at once get a folder each."""
+    taken = None
+    while True:
+        folder = run_folder(out, name, resume=resume)
+        try:
+            return create(folder, resume=resume)
+        except FileExistsError:
+            if folder == taken or out is not None or resume:
+                raise
+            taken = folder  # another run was quicker; the next number is free
 
 
 def create(folder: Path, *, resume: bool = False) -> Path:
@@ -58,6 +95,18 @@ def create(folder: Path, *, resume: bool = False) -> Path:
     except OSError as error:
         raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
     return folder
+
+
+def subfolder(folder: Path, name: str) -> Path:
+    """Make a folder inside that of a run, if it is not there; an error if the run's own is gone, or if it is a link."""
+    path = folder / name
+    if path.is_symlink():
+        raise OSError(f"{path} is a symbolic link and a run writes only inside its own folder; remove the link")
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
 
 
 @contextmanager
@@ -107,7 +156,7 @@ if fcntl is not None:
 
 def tidy(folder: Path) -> None:
     """Remove the incomplete files of a run that was killed."""
-    for path in folder.rglob(".*"):
+    for path in folder.rglob(f".*{_PART}"):
         if _half_written(path):
             path.unlink(missing_ok=True)
 
@@ -118,7 +167,10 @@ def _blank(folder: Path) -> bool:
 
 def _half_written(path: Path) -> bool:
     """Whether a file has the name that `write` gives it until it is complete."""
-    return re.fullmatch(r"\..+\.\d+", path.name) is not None and path.is_file()
+    return re.fullmatch(rf"\..+\.[0-9a-f]{{8}}{_PART}", path.name) is not None and path.is_file()
+
+
+# Files
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None:
@@ -128,12 +180,11 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
         path: the file.
         fill: the content, or a function that writes the content to a binary file.
     """
-    # In the same folder, because renaming is atomic only within a file system. With the process id, because two
-    # processes may write at once.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    # In the same folder, because renaming is atomic only within a file system. Drawn, so that nobody else has the name.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
     content = fill.encode() if isinstance(fill, str) else fill
     try:
-        with open(fresh, "wb") as file:
+        with os.fdopen(os.open(fresh, _NEW, 0o666), "wb") as file:
             if isinstance(content, bytes):
                 file.write(content)
             else:
@@ -141,11 +192,59 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
             file.flush()
             os.fsync(file.fileno())  # on disk before the rename: a power cut must not leave an empty file
         os.replace(fresh, path)
+        _sync_folder(path.parent)
     except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}); what was written before is whole") from error
+        raise _unwritable(path, error) from error
     finally:
         # After the rename the name is gone; after an error this removes the incomplete file.
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+
+
+def write_at(path: Path, end: int, content: bytes) -> None:
+    """Write to a file behind its first ``end`` bytes, which stay as they are; what followed them is cut off.
+
+    When it returns, the content is on disk. A crash meanwhile leaves the first bytes whole and anything behind them.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666), "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < end:
+                raise OSError(errno.EIO, f"it has {size} bytes of {end}: it was removed or changed meanwhile")
+            file.seek(end)
+            file.truncate()
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if not end:
+            _sync_folder(path.parent)  # the file is new, and so is its name
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk: without that a power cut can undo a rename."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot do this for folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> OSError:
+    """The error that says why a file of a run could not be written."""
+    if not path.parent.is_dir():
+        return FileNotFoundError(
+            f"cannot write {path}: its folder was removed or moved while it was written to; "
+            "put it back and go on with --resume, or start another run with --out"
+        )
+    return OSError(f"cannot write {path} ({error.strerror or error}); what was written before is whole")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -155,12 +254,40 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one line per row; the columns are the keys of all rows, empty where a row has no value."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    write(path, _csv(rows, _columns(rows), header=True))
+
+
+class GrowingCsv:
+    """A CSV file that is kept up to date while rows are added. Only new rows are written, unless they bring columns."""
+
+    def __init__(self, path: Path):
+        self._path, self._columns, self._end, self._rows = path, [], 0, 0
+
+    def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Make the file hold these rows, of which the first are those of the call before."""
+        fresh = rows[self._rows :]
+        columns = _columns([dict.fromkeys(self._columns), *fresh])
+        if columns == self._columns and self._path.is_file() and self._path.stat().st_size == self._end:
+            text = _csv(fresh, columns, header=False).encode()
+            write_at(self._path, self._end, text)
+        else:
+            text = _csv(rows, columns, header=True).encode()
+            write(self._path, text)
+            self._end = 0
+        self._columns, self._end, self._rows = columns, self._end + len(text), len(rows)
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, header: bool) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     writer.writerows({key: "" if is_blank(value) else value for key, value in row.items()} for row in rows)
-    write(path, text.getvalue())
+    return text.getvalue()
 
 
 def write_alpha(folder: Path, alpha: Any) -> None:
@@ -180,3 +307,38 @@ def _strict(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [_strict(item) for item in value]
     return None if is_blank(value) else value
+
+
+# Is everything there?
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of a run's files, in the format of sha256sum. It is the last file of a run."""
+    write(folder / CHECKSUMS, _checksums(folder))
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a run has written all its files, and all are as it wrote them."""
+    path = folder / CHECKSUMS
+    return path.is_file() and path.read_bytes() == _checksums(folder).encode() and _is_json(folder / CLOCK)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _checksums(folder: Path) -> str:
+    paths = [path for path in folder.iterdir() if path.suffix in _RESULTS and path.name != CLOCK]
+    models = folder / "models"
+    paths += models.iterdir() if models.is_dir() else []
+    paths = sorted(path for path in paths if path.is_file() and not path.name.startswith("."))
+    return "".join(f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in paths)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """The memory of this process, as the operating system counts it. Imports no torch."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -15,8 +16,8 @@ def status() -> dict[str, int]:
     return {name: int(text.split()[0]) * 1024 for name, text in (line.split(":", 1) for line in lines) if "kB" in text}
 
 
-def peak_bytes() -> int:
-    """The largest resident memory of this process so far, in bytes.
+def peak_bytes() -> float:
+    """The largest resident memory of this process so far, in bytes; nan where the system does not tell.
 
     Example:
         >>> peak_bytes() > 10 * MB
@@ -26,6 +27,8 @@ def peak_bytes() -> int:
     counted = status()
     if "VmHWM" in counted:
         return counted["VmHWM"]
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.nan
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -3,13 +3,15 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import hetperm
 from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.algorithms.base import Algorithm
@@ -20,12 +22,14 @@ from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
+from hetperm.runs.files import GrowingCsv
 from hetperm.runs.scores import Scores, by_tier, figures, score
 from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
 from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
 
+NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -115,10 +119,10 @@ def epochs(
     config, method = setting.config, METHODS[name]
     # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
-    fingerprint = _fingerprint(setting)
+    origin = _origin(setting, name)
 
     def extra() -> dict[str, Any]:
-        return {"setting": fingerprint, "seconds": time.perf_counter() - began}
+        return {**origin, "seconds": time.perf_counter() - began}
 
     # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
@@ -182,15 +186,16 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
     )
 
 
-def diverged(setting: Setting, last: Saved | None) -> Saved:
+def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
     """The checkpoint of a method that went non-finite: finished, so that resuming does not train it again.
 
     Args:
         last: its last good checkpoint; None if it has none.
     """
+    setting = setting_of(setting, name)
     nan = [math.nan] * len(setting.clients)
     when = "before epoch 1" if last is None else f"at epoch {last.state.r + 1}"
-    extra = {"setting": _fingerprint(setting), "seconds": 0.0} if last is None else last.extra
+    extra = {**_origin(setting, name), "seconds": 0.0} if last is None else last.extra
     return Saved(
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
@@ -208,13 +213,33 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
     for method in methods:
         path = checkpoint_file(folder, method)
         if path.exists():
-            found[method] = checkpoint.load(path, device=setting.config.device)
-            if found[method].extra["setting"] != _fingerprint(setting):
-                raise ValueError(
-                    f"{path} is of a run with other clients, labels or another model; bring those back to go on with "
-                    "it, or start another with --out"
-                )
+            own = setting_of(setting, method)
+            found[method] = checkpoint.load(path, setting.config.device, refuse=partial(_foreign, _origin(own, method)))
+            wrong = _misfit(found[method], own, method)
+            if wrong:
+                raise ValueError(f"{path} is not of this run: {wrong} in it is wrong; {_remove(method)}")
     return found
+
+
+def keeper(folder: Path | None, method: str, before: Saved | None, metrics: Path | None) -> Callable[[Saved], None]:
+    """A function that writes the checkpoint of an epoch, and its metrics if there is a file for them.
+
+    Args:
+        folder: where checkpoints are; with None nothing is written.
+        before: the checkpoint that the method is resumed from.
+        metrics: the CSV file of the history.
+    """
+    if folder is None:
+        return lambda saved: None
+    writer = checkpoint.Writer(checkpoint_file(folder, method), () if before is None else before.history)
+    table = None if metrics is None else GrowingCsv(metrics)
+
+    def keep(saved: Saved) -> None:
+        writer.save(saved)
+        if table and saved.history:
+            table.update(saved.history)
+
+    return keep
 
 
 def checkpoint_file(folder: Path, method: str) -> Path:
@@ -222,8 +247,68 @@ def checkpoint_file(folder: Path, method: str) -> Path:
     return folder / f"{method}.safetensors"
 
 
+def _origin(setting: Setting, method: str) -> dict[str, Any]:
+    """What a checkpoint says of where it comes from: with another method, version or setting it is of no use."""
+    settings = tomllib.loads(setting.config.to_toml())
+    return {
+        "method": method,
+        "hetperm": hetperm.__version__,
+        "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
+        "setting": _fingerprint(setting),
+    }
+
+
+def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint of one origin cannot be used where another is wanted, and what to do; None if it can."""
+    method, version, config = (was.get(key) for key in ("method", "hetperm", "config"))
+    if method != ours["method"]:
+        return f"it holds {method!r} and not {ours['method']!r}; {_remove(ours['method'])}, or put the right file back"
+    if version != ours["hetperm"]:
+        wrote = f"hetperm {version} wrote it and this is {ours['hetperm']}"
+        return f"{wrote}; go on with that version, or {_remove(method)}"
+    different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
+    if different:
+        return different
+    if was.get("setting") != ours["setting"]:
+        return "it has other clients, labels or another model; bring those back, or start another run with --out"
+    return None
+
+
+def _remove(method: str) -> str:
+    return f"remove it to train {method} from the start with --resume"
+
+
+def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
+    """The part of a checkpoint that does not fit the clients and epochs of its run; None if all does."""
+    state, extra, count = saved.state, saved.extra, len(setting.clients)
+    is_diverged = DIVERGED in extra
+    fits = {
+        "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
+        "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
+        "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
+        "the mixing weights": state.alpha is None or tuple(state.alpha.shape) == (count, count),
+        "the models": is_diverged or _models_fit(state, setting, method),
+        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
+    }
+    return next((part for part, right in fits.items() if not right), None)
+
+
+def _models_fit(state: State, setting: Setting, method: str) -> bool:
+    """Whether every client has a personal model of its width; before the first epoch there may be none."""
+    if not state.r and not state.v:
+        return True
+    benches = [setting.shop.at(width) for width in setting.model_widths(method)]
+    wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
+    models = [state.v] if state.tail is None else [state.v, state.tail]
+    return all([[{name: (x.shape, x.dtype) for name, x in one.items()} for one in v] == wanted for v in models])
+
+
+def _is_scores(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all([isinstance(x, float) for x in value])
+
+
 def _fingerprint(setting: Setting) -> str:
-    """A hash that is the same for two settings only if a run of one can be resumed in the other.
+    """A hash of the clients and the model of a setting, which a configuration does not tell.
 
     Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine.
     """

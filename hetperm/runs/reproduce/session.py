@@ -162,9 +162,10 @@ def _short(row: Mapping[str, Any]) -> str:
 def opened(plan: Plan, *, prefix: str, command: str, say: Say) -> Iterator[Session]:
     """A context with the session of a plan, in its folder, which no other process may write to meanwhile."""
     options = plan.options
-    folder = files.run_folder(options.out, f"{prefix}-{plan.experiment}", resume=options.resume)
+    name = f"{prefix}-{plan.experiment}"
+    folder = files.run_folder(options.out, name, resume=options.resume)
     if not (options.resume and folder.exists()):
-        files.create(folder)
+        folder = files.claim(options.out, name, resume=options.resume)
     with files.locked(folder):
         files.tidy(folder)
         # Its presence tells a folder that can be resumed from any other.
