@@ -1,6 +1,11 @@
-"""python -m hetperm: the same as the command hetperm."""
+"""python -m hetperm, and the command hetperm."""
 
-from hetperm.cli.main import main
+import signal
+
+# Until the command runs and can answer, Ctrl-C ends the process at once: no traceback of half an import.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from hetperm.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A room stands for all its modules; "engine.task" is one module of a room.
 MAY_IMPORT = {
     "advice": "",
+    "texts": "",
     "checks": "advice",
     "client": "",
     "randomness": "",
@@ -26,13 +27,13 @@ MAY_IMPORT = {
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
     "data": "client randomness advice",
-    "report": "",  # reads the files of a run and nothing else
+    "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
-    "checks advice",
+    "checks advice texts",
     "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
-    "config checks advice",
+    "config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
-    "profile config checks advice",
+    "profile config checks advice texts",
     "__init__": "",  # names its modules as texts, and imports them when asked
     "__main__": "cli",
 }
