@@ -3,7 +3,8 @@
 import signal
 
 # Until the command runs and can answer, Ctrl-C ends the process at once: no traceback of half an import.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from hetperm.cli.main import main  # noqa: E402
 

@@ -61,8 +61,9 @@ def script(command: Command) -> None:
 
 def _exit_with(command: Command, args: Sequence[str]) -> NoReturn:
     if threading.current_thread() is threading.main_thread():  # no other thread may set what signals do
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, _terminate)
+        for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, as after nohup, stays so
+                signal.signal(number, answer)
     status = guarded(command, args)
     if status > 128:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C while Python cleans up would show a traceback
