@@ -6,7 +6,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from hetperm.cli.main import main  # noqa: E402
+from hetperm.cli.main import main
 
 if __name__ == "__main__":
     main()
