@@ -79,13 +79,19 @@ def choices_of(base: Any) -> tuple[str, ...]:
 # Checks for annotations
 
 
-def whole(low: int) -> Check:
-    """A check for whole numbers of at least `low`."""
+LARGEST = 10**9  # of whole numbers that have no bound of their own
+LARGEST_SEED = 2**64 - 1
+
+
+def whole(low: int, high: int = LARGEST) -> Check:
+    """A check for whole numbers from `low` to `high`."""
 
     def check(name: str, value: Any) -> int:
         # Python takes True for an int, but a user never means it as one.
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+        if value > high:
+            raise ValueError(f"{name} is {value}; it must be at most {high:,}")
         return value
 
     return check

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "advice": "",
     "texts": "",
+    "memory": "",
     "checks": "advice",
     "client": "",
     "randomness": "",
@@ -26,10 +27,10 @@ MAY_IMPORT = {
     "server": "engine.task device mixing params state client randomness",
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
-    "data": "client randomness advice",
+    "data": "client randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
-    "checks advice texts",
+    "checks advice texts memory",
     "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
     "config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "

@@ -102,7 +102,7 @@ def _dispatch(args: Sequence[str]) -> None:
 
 def guarded(command: Command, args: Sequence[str]) -> int:
     """The exit status of a command: 2 and one line on stderr for whatever went wrong, never a traceback."""
-    logging.basicConfig(handlers=[_Warnings()], level=logging.WARNING)
+    logging.basicConfig(handlers=[_Warnings()], format="%(message)s", level=logging.WARNING)
     with lasting() as output:
         status = _status(command, args)
         if output is None:
