@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hetperm.texts import shown
+
 
 # eq=False, here and below: comparing tensors gives tensors, so a generated == could not answer yes or no.
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ class Client:
                     f"{self._name}: an input of {part} has shape {_shape(pair)} and one of train {_shape(self.train)}"
                 )
         if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
-            raise ValueError(f"{self._name}: width {self.width} is outside (0, 1]")
+            raise ValueError(f"{self._name}: width {shown(self.width)} is outside (0, 1]")
         if not (self.key is None or isinstance(self.key, int)):
             raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
@@ -110,7 +112,7 @@ class Client:
 
     @property
     def _name(self) -> str:
-        return "a client without a key" if self.key is None else f"client {self.key}"
+        return "a client without a key" if self.key is None else f"client {shown(self.key)}"
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)

@@ -10,6 +10,7 @@ import tomli_w
 
 from hetperm.advice import did_you_mean
 from hetperm.checks import LARGEST_SEED, Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.texts import shown
 
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
@@ -29,23 +30,23 @@ def algorithm_name(name: str, value: Any) -> str:
     """The name of a method."""
     if value not in ALGORITHMS:
         advice = did_you_mean(value, ALGORITHMS, f"known are {', '.join(ALGORITHMS)}")
-        raise ValueError(f"unknown algorithm {value!r}; {advice}")
+        raise ValueError(f"unknown algorithm {shown(value)}; {advice}")
     return value
 
 
 def folder_name(name: str, value: Any) -> str:
     """The name of a folder, not a path."""
     if text(name, value) in (".", "..") or Path(value).name != value:
-        raise ValueError(f"{name} is {value!r}; it must be the name of a folder in runs/ (out takes a path)")
+        raise ValueError(f"{name} is {shown(value)}; it must be the name of a folder in runs/ (out takes a path)")
     if not value.isprintable():
-        raise ValueError(f"{name} is {value!r}; it must not hold control characters")
+        raise ValueError(f"{name} is {shown(value)}; it must not hold control characters")
     return value
 
 
 def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Method -> its table of options."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is {value!r}; it must be a table for each method")
+        raise ValueError(f"{name} is {shown(value)}; it must be a table for each method")
     return {algorithm_name(name, method): table(f"[{method}]", options) for method, options in value.items()}
 
 
@@ -274,7 +275,7 @@ def load(path: str | Path) -> Config:
     tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
     for name, value in settings.items():
         if name in ALGORITHMS:
-            raise ValueError(f"{path}: {name} is {value!r}; it must be a table of options, [{name}]")
+            raise ValueError(f"{path}: {name} is {shown(value)}; it must be a table of options, [{name}]")
         if name not in KEYS:
             kind = "table" if isinstance(value, dict) else "key"
             raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*KEYS, *ALGORITHMS))}")
@@ -292,7 +293,7 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text; {noun} is a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and tables that are too deep
         raise ValueError(f"{path}: is not TOML: {error}") from error
 
 

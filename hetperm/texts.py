@@ -1,4 +1,8 @@
-"""Texts as they may be shown: no control characters, no line breaks. Imports nothing."""
+"""Texts as they may be shown: no control characters, no line breaks. Imports nothing of the package."""
+
+from typing import Any
+
+LONGEST = 100  # characters of a value in an error
 
 
 def printable(text: str) -> str:
@@ -36,3 +40,17 @@ def one_line(text: str) -> str:
         'a b'
     """
     return printable(" ".join(text.split()))
+
+
+def shown(value: Any) -> str:
+    """A value for an error: on one line, cut short.
+
+    Example:
+        >>> shown(0.5), shown([0] * 100)[-8:]
+        ('0.5', ', 0, ...')
+    """
+    try:
+        text = one_line(repr(value))
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

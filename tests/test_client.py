@@ -57,10 +57,10 @@ ZEROS = torch.zeros(3, dtype=torch.long)
         ({"width": 0}, r"client 7: width 0 is outside \(0, 1\]"),
         ({"width": 1.5}, r"client 7: width 1.5 is outside \(0, 1\]"),
         ({"width": float("nan")}, r"client 7: width nan is outside \(0, 1\]"),
-        ({"width": "1"}, r"client 7: width 1 is outside \(0, 1\]"),
+        ({"width": "1"}, r"client 7: width '1' is outside \(0, 1\]"),
         ({"width": True}, r"client 7: width True is outside \(0, 1\]"),
         ({"classes": [True]}, "client 7: classes is list of bool; it must be a tensor of bool"),
-        ({"key": "a"}, "client a: a key is a whole number; got str"),
+        ({"key": "a"}, "client 'a': a key is a whole number; got str"),
         ({"train": pair(0), "key": None}, "a client without a key: train is empty"),
     ],
 )

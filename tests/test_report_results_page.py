@@ -82,7 +82,7 @@ def test_a_folder_without_results_is_an_error_that_says_what_to_do(tmp_path, cap
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"experiment": None}, r"results\.json cannot be read \('experiment' is null"),
+        ({"experiment": None}, r"results\.json cannot be read \('experiment' is None"),
         ({"experiment": "../x"}, "must be the name of a file"),
         ({"pictures": [{"name": "../../x"}]}, r"'pictures\.name' is '\.\./\.\./x'; it must be the name of a file"),
         ({"pictures": 3}, "'pictures' is 3; it must be a list"),

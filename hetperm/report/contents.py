@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetperm.report.fields import figure, listing, part, shown, table, whole, word
+from hetperm.report.fields import figure, listing, part, table, whole, word
+from hetperm.texts import shown
 
 MB = 2**20
 RESOURCES = "resources.json"

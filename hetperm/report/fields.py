@@ -5,6 +5,8 @@ from dataclasses import fields
 from numbers import Real
 from typing import Any, TypeVar
 
+from hetperm.texts import shown
+
 LARGEST = 1e300  # of numbers in files; what a float cannot hold is no figure of a run
 Part = TypeVar("Part")
 
@@ -52,17 +54,3 @@ def part(kind: type[Part], value: Any, name: str) -> Part:
     """
     own = table(value, name)
     return kind(**{each.name: figure(own.get(each.name), f"{name}.{each.name}") for each in fields(kind)})
-
-
-def shown(value: Any) -> str:
-    """A value for an error, cut short.
-
-    Example:
-        >>> shown(None), shown("x" * 100)[-5:]
-        ('null', 'xx...')
-    """
-    # An int of thousands of digits is refused by Python itself when it is to be written.
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:
-        return "a number beyond 1e300"
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -9,7 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 
-from hetperm.report.fields import listing, shown, table, word
+from hetperm.report.fields import listing, table, word
+from hetperm.texts import shown
 
 ORDER = ("hetero", "ablations", "alpha-maps", "scale", "synthetic", "cifar10", "femnist", "runtime")
 TEMPLATE = "results.md"

@@ -228,7 +228,7 @@ def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
         try:
             return zoo.build(config.model, **sizes, **config.model_options)
         # Constructors of libraries check little: bad options show as whatever went wrong with them.
-        except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError) as error:
+        except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
             reason = one_line(str(error)) or type(error).__name__
             raise ValueError(f"model {config.model!r} does not take these model_options ({reason})") from error
 
