@@ -19,6 +19,7 @@ from hetperm.cli.streams import lasting
 from hetperm.texts import one_line, printable
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
+HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
 LONGEST = 200  # characters of a command line that are shown in an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
@@ -81,7 +82,7 @@ def _terminate(number: int, frame: Any) -> NoReturn:
 def _dispatch(args: Sequence[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         lines = [f"  hetperm {name:16} {about}" for name, (_, about) in COMMANDS.items()]
-        print("usage: hetperm COMMAND [FLAGS]\n", *lines, "\nhetperm COMMAND --help lists the flags.", sep="\n")
+        print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return
     if args[0] == "--version":
         import hetperm
