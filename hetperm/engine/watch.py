@@ -24,10 +24,10 @@ class Held:
 
 
 class Watch:
-    """A thread that ends stuck workers: those that use no CPU time for longer than any task has taken, or `FLOOR`.
+    """A thread that ends stuck workers: those that neither use nor want CPU time for longer than any task has taken.
 
-    A worker that computes is never ended, however long its task. Time is counted in looks, not by the clock: if the
-    whole run is suspended, nobody is blamed for it.
+    They are granted `FLOOR` seconds at least. A worker that computes is never ended, however long its task. Time is
+    counted in looks, not by the clock: if the whole run is suspended, nobody is blamed for it.
     """
 
     def __init__(self):
@@ -39,7 +39,7 @@ class Watch:
 
     def begin(self, process: BaseProcess) -> None:
         """Watch a worker, which is about to get a task."""
-        self._held[process.pid] = Held(process, cpu=_cpu(process.pid))
+        self._held[process.pid] = Held(process)
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
             self._thread.start()
@@ -67,24 +67,33 @@ class Watch:
 
     def _judge(self, pid: int, held: Held) -> None:
         held.seconds += TICK
-        cpu = _cpu(pid)
-        if cpu is not None and cpu != held.cpu:
-            held.cpu, held.idle = cpu, 0.0
+        seen = _seen(pid)
+        # Waiting for a turn on a busy machine, or for the disk, is work too.
+        if seen and (seen.cpu != held.cpu or seen.state in "RD"):
+            held.cpu, held.idle = seen.cpu, 0.0
             return
         held.idle += TICK
-        patience = max(FLOOR if cpu is not None else UNSEEN, self._longest)
+        patience = max(FLOOR if seen else UNSEEN, self._longest)
         if held.idle >= patience and pid in self._held:
             self._ended.add(pid)
             log.warning("a worker did nothing for %.0f s; it is replaced, and its task done again", held.idle)
             held.process.kill()  # its pipe ends, which whoever waits for the answer notices
 
 
-def _cpu(pid: int) -> int | None:
-    """CPU time of a process, in ticks of the system; None if the system does not tell, or the process is gone."""
+@dataclass(frozen=True)
+class Seen:
+    """A process as the system sees it: its state, such as R for running, and its CPU time in ticks of the system."""
+
+    state: str
+    cpu: int
+
+
+def _seen(pid: int) -> Seen | None:
+    """What the system tells of a process; None if it tells nothing, or the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # The name of the program, in brackets, may hold anything. Of what follows, 11 is its own time and 12 the system's.
     words = stat.rpartition(")")[2].split()
-    return int(words[11]) + int(words[12])
+    return Seen(words[0], int(words[11]) + int(words[12]))
