@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hetperm.bench.devices import limits
-from hetperm.checks import LARGEST_SEED, check_fields, whole
+from hetperm.checks import LARGEST_SEED, check_fields, number, whole
 from hetperm.config import RATE, WidthsFrom
 
 
@@ -38,7 +38,7 @@ class Options:
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     enforce: limits.KINDS = "auto"
     """How memory is limited: a cgroup for each process, RLIMIT_DATA, the first of them that there is, or not at all."""
-    device_mb: Annotated[float | None, RATE] = None
+    device_mb: Annotated[float | None, number(lambda x: x > 0, "a number above 0")] = None
     """MB that a process may take in all, Python and torch included; None: budgets count what comes on top of that."""
     federated: bool = True
     """Also run hetero-PERM under the limits, for two epochs with one client a tier."""
