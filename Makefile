@@ -5,11 +5,13 @@
 PYTHON ?= python3
 ARGS   ?=
 TRAIN  ?= scripts/train_hetero.py --capacity-profile mobile
+FUZZ   ?= 200
+CHAOS  ?= 200
 MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test crash train bench microbench lint clean
+.PHONY: help setup test fuzz chaos crash train bench microbench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +26,12 @@ test: lint ## check the style, then run every test on all cores (ARGS go to pyte
 
 crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
 	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)
+
+fuzz: setup ## feed the commands and the library what no user should (FUZZ=200 inputs of each kind; minutes)
+	HETPERM_FUZZ=$(FUZZ) $(VENV) -m pytest --numprocesses auto tests/test_fuzz.py $(ARGS)
+
+chaos: setup ## kill, stop and rob workers (CHAOS=200 faults, a twentieth of them in whole commands; minutes)
+	HETPERM_CHAOS=$(CHAOS) $(VENV) -m pytest --numprocesses auto tests/test_chaos.py $(ARGS)
 
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)

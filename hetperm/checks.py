@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hetperm.advice import did_you_mean
+from hetperm.texts import shown
 
 Check = Callable[[str, Any], Any]
 COMMAS = "separated by commas"  # marks a list that is written as one word, such as local,apfl
@@ -79,13 +80,19 @@ def choices_of(base: Any) -> tuple[str, ...]:
 # Checks for annotations
 
 
-def whole(low: int) -> Check:
-    """A check for whole numbers of at least `low`."""
+LARGEST = 10**9  # of whole numbers that have no bound of their own
+LARGEST_SEED = 2**64 - 1
+
+
+def whole(low: int, high: int = LARGEST) -> Check:
+    """A check for whole numbers from `low` to `high`."""
 
     def check(name: str, value: Any) -> int:
         # Python takes True for an int, but a user never means it as one.
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {low}")
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {low}")
+        if value > high:
+            raise ValueError(f"{name} is {shown(value)}; it must be at most {high:,}")
         return value
 
     return check
@@ -96,7 +103,7 @@ def number(good: Callable[[float], bool], wanted: str) -> Check:
 
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and good(value)):
-            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+            raise ValueError(f"{name} is {shown(value)}; it must be {wanted}")
         return float(value)
 
     return check
@@ -108,11 +115,11 @@ def several(check: Check) -> Check:
     def check_all(name: str, values: Any) -> tuple:
         values = split(values) if isinstance(values, str) else values
         if not isinstance(values, tuple | list):
-            raise ValueError(f"{name} is {values!r}; it must be a list, empty for none")
+            raise ValueError(f"{name} is {shown(values)}; it must be a list, empty for none")
         for value in values:
             check(name, value)
             if list(values).count(value) > 1:
-                raise ValueError(f"{name} names {value!r} twice; once is enough")
+                raise ValueError(f"{name} names {shown(value)} twice; once is enough")
         return tuple(values)
 
     return check_all
@@ -131,31 +138,33 @@ def split(text: str) -> tuple[str, ...]:
 def text(name: str, value: Any) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is {value!r}; it must be a name, in quotes")
+        raise ValueError(f"{name} is {shown(value)}; it must be a name, in quotes")
     return value
 
 
 def path(name: str, value: Any) -> Path:
     """A path."""
     if not isinstance(value, str | Path) or not str(value):
-        raise ValueError(f"{name} is {value!r}; it must be a path, in quotes")
+        raise ValueError(f"{name} is {shown(value)}; it must be a path, in quotes")
     return Path(value)
 
 
 def flag(name: str, value: Any) -> bool:
     """True or false, and not 1 or 0."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}; it must be true or false")
+        raise ValueError(f"{name} is {shown(value)}; it must be true or false")
     return value
 
 
 def table(name: str, value: Any) -> dict[str, Any]:
     """A table of options that can be written to a TOML file and read again."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is {value!r}; it must be a table of options")
+        raise ValueError(f"{name} is {shown(value)}; it must be a table of options")
     for key, item in value.items():
         if isinstance(item, Mapping) or (isinstance(item, float) and not math.isfinite(item)):
-            raise ValueError(f"{name}: {key} is {item!r}; it must be a finite number, a text, true, false or a list")
+            raise ValueError(
+                f"{name}: {key} is {shown(item)}; it must be a finite number, a text, true, false or a list"
+            )
     return dict(value)
 
 
@@ -163,7 +172,7 @@ def _one_of(choices: tuple[str, ...]) -> Check:
     def check(name: str, value: Any) -> str:
         # Only wrong values get here: `checked` has let the choices pass.
         advice = did_you_mean(value, choices, f"write {' or '.join(map(repr, choices))}")
-        raise ValueError(f"unknown {name} {value!r}; {advice}")
+        raise ValueError(f"unknown {name} {shown(value)}; {advice}")
 
     return check
 

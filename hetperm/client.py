@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hetperm.texts import shown
 
 
 # eq=False, here and below: comparing tensors gives tensors, so a generated == could not answer yes or no.
@@ -85,10 +89,12 @@ class Client:
                 raise ValueError(
                     f"{self._name}: an input of {part} has shape {_shape(pair)} and one of train {_shape(self.train)}"
                 )
-        if not 0 < self.width <= 1:
-            raise ValueError(f"{self._name}: width {self.width} is outside (0, 1]")
+        if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
+            raise ValueError(f"{self._name}: width {shown(self.width)} is outside (0, 1]")
         if not (self.key is None or isinstance(self.key, int)):
             raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
+        if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
+            raise ValueError(f"{self._name}: classes is {_kind(self.classes)}; it must be a tensor of bool, or None")
 
     def data(self, part: str) -> "Pair":
         """Its shard ("train") or its validation data ("val")."""
@@ -106,7 +112,7 @@ class Client:
 
     @property
     def _name(self) -> str:
-        return "a client without a key" if self.key is None else f"client {self.key}"
+        return "a client without a key" if self.key is None else f"client {shown(self.key)}"
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
@@ -144,9 +150,18 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
+_FINITE = WeakIdKeyDictionary()  # tensor -> its version when it was last found finite
+
+
 def _finite(tensor: Tensor) -> bool:
+    # Remembered: many clients share a test pool, and every `replace` of a client checks it anew.
+    if not tensor.is_floating_point() or _FINITE.get(tensor) == tensor._version:
+        return True
     # A finite sum settles it ten times faster; a sum may also overflow, hence the second look.
-    return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    finite = bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    if finite:
+        _FINITE[tensor] = tensor._version
+    return finite
 
 
 def _shape(pair: Pair) -> tuple[int, ...]:

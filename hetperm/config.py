@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from hetperm.advice import did_you_mean
-from hetperm.checks import Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.checks import LARGEST_SEED, Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.texts import shown
 
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
@@ -31,25 +32,28 @@ def algorithm_name(name: str, value: Any) -> str:
     """The name of a method."""
     if value not in ALGORITHMS:
         advice = did_you_mean(value, ALGORITHMS, f"known are {', '.join(ALGORITHMS)}")
-        raise ValueError(f"unknown algorithm {value!r}; {advice}")
+        raise ValueError(f"unknown algorithm {shown(value)}; {advice}")
     return value
 
 
 def folder_name(name: str, value: Any) -> str:
     """The name of a folder, not a path."""
     if text(name, value) in (".", "..") or Path(value).name != value:
-        raise ValueError(f"{name} is {value!r}; it must be the name of a folder in runs/ (out takes a path)")
+        raise ValueError(f"{name} is {shown(value)}; it must be the name of a folder in runs/ (out takes a path)")
+    if not value.isprintable():
+        raise ValueError(f"{name} is {shown(value)}; it must not hold control characters")
     return value
 
 
 def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Method -> its table of options."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is {value!r}; it must be a table for each method")
+        raise ValueError(f"{name} is {shown(value)}; it must be a table for each method")
     return {algorithm_name(name, method): table(f"[{method}]", options) for method, options in value.items()}
 
 
-POSITIVE = number(lambda x: x > 0, "a number above 0")
+# A step that is shorter than the last digit of a number changes nothing.
+RATE = number(lambda x: x >= 1e-12, "a number of at least 1e-12")
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,13 @@ class Config:
     partition: str = "label-shift:2"
     """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, or natural: every user
     of npz:PATH or writer of leaf:PATH is a client (of an npz user, the last quarter of a class is for testing)."""
-    num_clients: Annotated[int, whole(1)] = 20
+    num_clients: Annotated[int, whole(1, 100_000)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
     """Training samples of a client, n_i; None: all there are, divided."""
     validation_share: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
     """Share of the data outside the test pool that is kept for validation."""
-    image_size: Annotated[int | None, whole(1)] = None
+    image_size: Annotated[int | None, whole(1, 4096)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
     """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
@@ -102,29 +106,29 @@ class Config:
     steps: Annotated[int, whole(0)] = 800
     """Mini-batch gradients that each client computes in the whole run, whatever the method; a loss counts as a third of
     one. 0: warmup_rounds and epochs, each a visit to every partner, decide, and rivals get as many as PERM took."""
-    epochs: Annotated[int, whole(1)] = 12
+    epochs: Annotated[int, whole(1, 1_000_000)] = 12
     """Epochs of personalised training, R: equal parts of the steps that are left after the warm-up."""
-    local_steps: Annotated[int, whole(1)] = 5
+    local_steps: Annotated[int, whole(1, 1_000_000)] = 5
     """SGD steps of a visit, K."""
     batch_size: Annotated[int, whole(1)] = 32
     """Samples of a local step."""
-    personal_lr: Annotated[float | None, POSITIVE] = None
+    personal_lr: Annotated[float | None, RATE] = None
     """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
-    global_lr: Annotated[float | None, POSITIVE] = None
+    global_lr: Annotated[float | None, RATE] = None
     """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.2 for other
     models."""
     decay: Literal["linear", "none"] = "linear"
     """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"
     """Step size of a visit: smaller if a client's partners differ more than mini-batches do, or not (the paper)."""
-    step_cap: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.2
+    step_cap: Annotated[float, number(lambda x: x == 0 or x >= 1e-6, "0 or a number of at least 1e-6")] = 0.2
     """Longest step of any method, as a share of the length of the model that takes it; 0: no cap (the paper)."""
     global_batch: Annotated[int, whole(1)] = 256
     """Samples each client uses for a step of the global model."""
     warmup: Literal["ordered", "static"] = "ordered"
     """Part of the global model that a client trains in the warm-up: of a width drawn each round from those it can hold,
     or all that it can hold (the paper)."""
-    warmup_rounds: Annotated[int | None, whole(0)] = None
+    warmup_rounds: Annotated[int | None, whole(0, 1_000_000)] = None
     """Rounds of federated averaging before mixing weights are estimated; None: half of the steps (30 if steps is 0)."""
     start: Literal["nested", "plain"] = "nested"
     """Weights that training begins with: each width drawn for its own size, narrow over wide, or parts of a wide model;
@@ -162,12 +166,13 @@ class Config:
     ] = "look-ahead"
     """How much difference is worth sharing with regularization noise, in units of noise: 0 is alone; look-ahead: the
     one whose first step helps clients most on their validation data, or on held-out training data."""
-    noise_batches: Annotated[int, whole(2)] = 8
+    noise_batches: Annotated[int, whole(2, 1_000_000)] = 8
     """Micro-batches from which a client estimates the noise of its gradient."""
-    alpha_steps: Annotated[int | None, whole(1)] = None
+    alpha_steps: Annotated[int | None, whole(1, 1_000_000)] = None
     """Steps of projected descent on the mixing weights, T_alpha, not with level; None: solved exactly."""
-    sketch: Annotated[int | None, whole(1)] = None
-    """Numbers of a gradient sketch that clients send instead of the gradient, such as 256; None: the gradient."""
+    sketch: Annotated[int | None, whole(16, 2**20)] = None
+    """Numbers of a gradient sketch that clients send instead of the gradient, such as 256 (distances are then right to
+    about 9%; 16 to 35%); None: the gradient."""
     tail_average: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.5
     """Share of the last epochs whose models are averaged; 0 returns the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
@@ -176,9 +181,9 @@ class Config:
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
     """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
-    projection: Annotated[float | None, POSITIVE] = None
+    projection: Annotated[float | None, number(lambda x: x >= 1e-6, "a number of at least 1e-6")] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
-    final_lr: Annotated[float | None, POSITIVE] = None
+    final_lr: Annotated[float | None, RATE] = None
     """Step size of the paper's last full-gradient step, 1/L; needs tail_average 0; None: no such step."""
 
     eval_every: Annotated[int, whole(1)] = 1
@@ -192,14 +197,14 @@ class Config:
     engine: Engine = "auto"
     """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
     several threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
-    workers: Annotated[int, whole(1)] = 1
+    workers: Annotated[int, whole(1, 256)] = 1
     """Threads or processes that run visits; decides no number."""
     idle_models: Literal["memory", "disk"] = "memory"
     """Where PERM's personal models wait for their next visit: in memory, or in mapped files on the disk of the run's
     folder, for more of them than fit; decides no number."""
-    seed: Annotated[int, whole(0)] = 0
+    seed: Annotated[int, whole(0, LARGEST_SEED)] = 0
     """Decides all randomness of a run."""
-    seeds: Annotated[tuple[int, ...], several(whole(0))] = ()
+    seeds: Annotated[tuple[int, ...], several(whole(0, LARGEST_SEED))] = ()
     """Run once with each of these seeds, each in its own folder, and aggregate; replaces seed."""
     quiet: bool = False
     """No progress bar."""
@@ -272,7 +277,7 @@ def load(path: str | Path) -> Config:
     tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
     for name, value in settings.items():
         if name in ALGORITHMS:
-            raise ValueError(f"{path}: {name} is {value!r}; it must be a table of options, [{name}]")
+            raise ValueError(f"{path}: {name} is {shown(value)}; it must be a table of options, [{name}]")
         if name not in KEYS:
             kind = "table" if isinstance(value, dict) else "key"
             raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*KEYS, *ALGORITHMS))}")
@@ -290,7 +295,7 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text; {noun} is a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and tables that are too deep
         raise ValueError(f"{path}: is not TOML: {error}") from error
 
 
@@ -368,7 +373,18 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
+def _nobody_comes(config: Config) -> str | None:
+    expected = config.participation * config.num_clients * config.epochs
+    if expected < 1:
+        return (
+            f"participation {config.participation:g} lets {expected:.2g} of {config.num_clients} clients take part in "
+            f"{config.epochs} epochs together; raise it to at least {1 / config.num_clients:.2g}, a client an epoch"
+        )
+    return None
+
+
 CONTRADICTIONS = (
+    _nobody_comes,
     _two_returned_models,
     _nothing_to_descend,
     _never_estimated,

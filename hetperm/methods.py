@@ -14,6 +14,7 @@ from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 
+LARGEST = 1_000_000  # of whole numbers in a method's table
 FINE_TUNE_STEPS = 100  # unless the method's table says otherwise
 
 
@@ -177,8 +178,15 @@ def _number(value: Any) -> bool:
 
 
 _KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
-    float: (_number, "a number of at least 0"),
-    int: (lambda value: _number(value) and isinstance(value, int), "a whole number of at least 0"),
+    # What is less than 1e-12 changes nothing, and 0 says so.
+    float: (
+        lambda value: _number(value) and (value == 0 or value >= 1e-12),
+        "a number of at least 0 (0, or from 1e-12)",
+    ),
+    int: (
+        lambda value: _number(value) and isinstance(value, int) and value <= LARGEST,
+        f"a whole number of at least 0 and at most {LARGEST:,}",
+    ),
     bool: (lambda value: isinstance(value, bool), "true or false"),
     str: (lambda value: isinstance(value, str), "a text, in quotes"),
 }

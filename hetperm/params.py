@@ -14,13 +14,17 @@ class NotFinite(ArithmeticError):
     """A model went non-finite; the message names epoch, model, host and quantity."""
 
 
-def check_finite(params: Params, where: str) -> Params:
-    """Return the model unchanged; raise an error that says where if it holds a number that is not finite."""
+def check_finite(params: Params, where: str, detail: str = "") -> Params:
+    """Return the model unchanged; raise an error that says where if it holds a number that is not finite.
+
+    Args:
+        detail: what led there, such as "; this step's was 0.3"; it ends the error.
+    """
     for name, x in params.items():
         # A finite sum proves it at a third of the cost. A sum of finite numbers may overflow, hence the second look.
         if not math.isfinite(float(x.sum())) and not torch.isfinite(x).all():
             raise NotFinite(
-                f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr)"
+                f"{where}: {name} is not finite; lower the learning rate (personal_lr, global_lr, a rival's lr){detail}"
             )
     return params
 

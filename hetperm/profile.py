@@ -49,6 +49,11 @@ class Tier:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"a tier is named {self.name!r}; give it a name, in quotes")
+        # A spreadsheet would take such a name in a CSV file for a formula, and a terminal for a command.
+        if self.name[0] in "=+-@" or not self.name.isprintable():
+            raise ValueError(
+                f"a tier is named {self.name!r}; a name begins with none of = + - @ and holds no control characters"
+            )
         if not _positive(self.share):
             raise self._refusal("share", "it must be a number above 0; leave out a tier that nobody is in")
         if not _positive(self.width) or self.width > 1:

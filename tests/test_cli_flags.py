@@ -112,7 +112,7 @@ WRONG = [
     ("--epochs 0", "epochs is 0; it must be a whole number of at least 1"),
     ("--vc-weight -1e-3", "vc_weight is -0.001; it must be a number of at least 0, or 'raw', the paper's"),
     ("--seeds 0 -1", "seeds is -1; it must be a whole number of at least 0"),
-    ("--personal-lr nan", "personal_lr is nan; it must be a number above 0"),
+    ("--personal-lr nan", "personal_lr is nan; it must be a number of at least 1e-12"),
     ("--baselines local,heterofl-tf", "unknown algorithm 'heterofl-tf'; did you mean 'heterofl-ft'?"),
     ("--config digts", "there is no configuration 'digts'; did you mean 'digits'?"),
     (

@@ -1,14 +1,19 @@
 """The command line as a whole: commands, statuses, help at once, and whole runs."""
 
+import csv
+import errno
+import io
 import json
 import os
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from hetperm.cli import console
 from hetperm.cli import main as cli
 from hetperm.config import Config
 from hetperm.runs.reproduce.options import EXPERIMENTS, TUNED
@@ -61,8 +66,9 @@ def test_running_out_of_memory_is_one_line_and_status_2(capsys):
         raise MemoryError
 
     assert cli.guarded(greedy, []) == 2
-    limits = "if it is limited here (see ulimit -d and ulimit -v), raise the limit"
-    assert capsys.readouterr().err == f"error: out of memory; {limits}\n"
+    said = capsys.readouterr().err
+    assert said.startswith("error: out of memory; take fewer --workers, smaller batches or --idle-models disk; ")
+    assert said.endswith("if it is limited here (see ulimit -d and ulimit -v), raise the limit\n")
 
 
 def test_a_command_that_is_stopped_says_how_to_go_on_and_is_status_130(capsys):
@@ -184,3 +190,109 @@ def test_a_report_is_written_anew(tmp_path, capsys):
     assert status(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'report.html'}\n"
     assert (tmp_path / "report.html").is_file()
+
+
+# Output that cannot be written, and signals
+
+
+def hetperm(*words: str, stdout, **env: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-m", "hetperm", *words]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_does_not_stop_training(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = hetperm("train", *TINY, "--baselines", "", "--out", str(tmp_path / "run"), stdout=writer)
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert "Broken" not in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_the_output_does_not_stop_training_and_is_said(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = hetperm("train", *TINY, "--baselines", "", "--out", str(tmp_path / "run"), stdout=full)
+    assert done.returncode == 2
+    last = "error: the output could not be written (No space left on device); all else was done"
+    assert done.stderr.splitlines()[-1] == last
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "0.5 +- 0.1 ?"), ("latin-1", "0.5 \xb1 0.1 ?")])
+def test_an_output_without_some_letters_shows_others(encoding, shown, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+    assert cli.guarded(lambda args: console.say("0.5 ± 0.1 \u2265"), []) == 0
+    assert raw.getvalue().decode(encoding) == f"{shown}\n"
+
+
+def test_escape_sequences_are_written_out(capsys):
+    def fails(args):
+        console.say("\x1b]0;mine\x07")
+        raise ValueError("tier '\x1b[2J\u202e'")
+
+    assert cli.guarded(fails, []) == 2
+    assert capsys.readouterr() == ("\\x1b]0;mine\\x07\n", "error: tier '\\x1b[2J\\u202e'\n")
+
+
+def test_a_process_that_is_asked_to_end_says_how_to_go_on(capsys):
+    def stopped(args):
+        raise cli.Terminated
+
+    assert cli.guarded(stopped, []) == 143
+    assert "--resume" in capsys.readouterr().err
+
+
+# Errors of the machine
+
+
+@pytest.mark.parametrize("kind", [TypeError, KeyError, IndexError, AttributeError, csv.Error, RecursionError])
+def test_what_nobody_foresaw_is_one_line_that_names_the_command_and_how_to_see_more(kind, capsys):
+    def fails(args):
+        raise kind("odd")
+
+    assert cli.guarded(fails, ["report", "some folder"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: report 'some folder': unexpected {kind.__name__} (")
+    assert said.endswith("; HETPERM_TRACEBACK=1 shows where it comes from\n") and said.count("\n") == 1
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+FAULTS = [
+    (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied; name a folder that you may"),
+    (OSError(errno.ENOSPC, "No space left on device", "x"), "x: No space left on device; free some space"),
+    (caused(OSError("cannot write x"), FULL), "cannot write x; free some space, or name a folder on another disk"),
+    (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise the limit of open files (ulimit -n)"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable; take fewer"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "out of memory; take fewer --workers"),
+    (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'; `make setup`"),
+]
+
+
+@pytest.mark.parametrize(("error", "sentence"), FAULTS, ids=[sentence[:24] for _, sentence in FAULTS])
+def test_a_fault_of_the_machine_comes_with_a_remedy(error, sentence):
+    assert cli.explained(error, []).startswith(sentence)
+
+
+def test_an_old_torch_is_named(monkeypatch, capsys):
+    def fails(args):
+        raise AttributeError("module 'torch' has no attribute 'new'")
+
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.5.1+cpu")
+    assert cli.guarded(fails, []) == 2
+    assert capsys.readouterr().err.startswith("error: torch 2.5.1+cpu is installed and hetperm needs 2.6 or newer; ")
+
+
+def test_the_oldest_torch_is_that_of_the_package():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"torch>={'.'.join(map(str, cli.TORCH))}" in wanted

@@ -57,7 +57,10 @@ ZEROS = torch.zeros(3, dtype=torch.long)
         ({"width": 0}, r"client 7: width 0 is outside \(0, 1\]"),
         ({"width": 1.5}, r"client 7: width 1.5 is outside \(0, 1\]"),
         ({"width": float("nan")}, r"client 7: width nan is outside \(0, 1\]"),
-        ({"key": "a"}, "client a: a key is a whole number; got str"),
+        ({"width": "1"}, r"client 7: width '1' is outside \(0, 1\]"),
+        ({"width": True}, r"client 7: width True is outside \(0, 1\]"),
+        ({"classes": [True]}, "client 7: classes is list of bool; it must be a tensor of bool"),
+        ({"key": "a"}, "client 'a': a key is a whole number; got str"),
         ({"train": pair(0), "key": None}, "a client without a key: train is empty"),
     ],
 )
@@ -70,6 +73,18 @@ def test_bad_data_are_refused_in_one_sentence_that_names_the_client(fields, mess
 def test_large_finite_inputs_are_not_taken_for_infinite_ones():
     big = torch.full((4, 2), torch.finfo(torch.float32).max)
     assert Client((big, torch.zeros(4))).n_train == 4
+
+
+def test_a_pool_that_clients_share_is_checked_once_and_again_if_it_changes(monkeypatch):
+    looks = []
+    monkeypatch.setattr(torch.Tensor, "sum", lambda x: looks.append(x) or torch.zeros(()))
+    pool = torch.ones(5, 3), torch.zeros(5)
+    clients = [Client(pool, test=pool) for _ in range(4)]
+    [dataclasses.replace(client, width=0.5) for client in clients]
+    assert len(looks) == 2  # inputs and labels
+    pool[0].add_(1)
+    Client(pool)
+    assert len(looks) == 3
 
 
 # Views

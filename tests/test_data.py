@@ -405,7 +405,7 @@ def test_a_failed_download_is_told_in_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MNIST, "download", fail)
     with pytest.raises(
-        OSError, match=r"^mnist could not be fetched into .*MNIST/raw \(Error .* no network\)"
+        OSError, match=r"^mnist could not be fetched into .*MNIST/raw \(Error .* no network\); is there a network\?"
     ) as caught:
         mnist(tmp_path, download=True)
     assert "\n" not in str(caught.value)

@@ -345,7 +345,7 @@ def test_images_that_are_not_square_ask_for_a_size(tmp_path):
 
 def test_deep_pixels_are_refused_rather_than_clipped(tmp_path):
     write(tmp_path, {"a": 4, "b": 4})
-    deep = tmp_path / "a" / "0000.png"
+    deep = tmp_path / "a" / "-.png"
     Image.fromarray(np.full((4, 4), 40000, dtype=np.uint16)).save(deep)
     refuses(ValueError, f"{deep} has more than 8 bits a channel; convert it to 8 bits", tmp_path)
 
@@ -364,3 +364,17 @@ def test_a_request_for_too_much_fails_before_anything_is_decoded(tmp_path, monke
         ValueError, "partition 'writer' makes a client of every writer, and only leaf", tmp_path, partition="writer"
     )
     assert seen == []
+
+
+def test_an_image_that_is_a_pipe_is_refused_at_once(tmp_path):
+    write(tmp_path, {"a": 4, "b": 4})
+    os.mkfifo(tmp_path / "a" / "-.png")
+    with pytest.raises(OSError, match=r"-\.png is no file; replace or remove it"):
+        read(tmp_path)
+
+
+def test_an_image_of_more_pixels_than_fit_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    write(tmp_path, {"a": 4, "b": 4})
+    monkeypatch.setattr(folder, "MOST_PIXELS", 15)
+    with pytest.raises(OSError, match=r"cannot be read as an image \(4x4 is more than 15 pixels; shrink it first\)"):
+        read(tmp_path)

@@ -309,6 +309,7 @@ def test_a_file_that_is_not_leaf_is_named(tmp_path, content, message):
         ([[1.0] * 4], [True], "has labels that are not whole numbers from 0"),
         ([[1.0] * 4], [], "has labels that are not whole numbers from 0"),
         ([[1.0] * 4], [0, 1], "has 1 inputs and 2 labels"),
+        ([[1.0] * 4], [10**9], "has the label 1000000000; number the classes from 0, at most 100000 of them"),
         ([[1.0, 0.0, 0.0, float("nan")]], [0], "has pixels that are not finite"),
     ],
 )

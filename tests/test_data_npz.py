@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hetperm import Config, load_client, run
-from hetperm.data import images, load
+from hetperm.data import images, load, npz
 from hetperm.data.npz import by_position
 
 BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
@@ -406,3 +406,10 @@ def test_cifar10_in_one_file_is_divided_as_its_split_says():
     problem = read(real("cifar10.npz"), "classes:2", num_clients=20, samples_per_client=50)
     assert (problem.in_channels, problem.image_size, problem.num_classes) == (3, 32, 10)
     assert all(len(client.test[1]) == 2000 for client in problem.clients)
+
+
+def test_arrays_that_are_larger_than_memory_are_refused_before_they_are_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 50)), y=np.zeros(1000, dtype=int))
+    monkeypatch.setattr(npz, "available_bytes", lambda: 300_000)
+    with pytest.raises(ValueError, match=r"bomb\.npz holds 0\.00038 GB and 0\.00028 GB of memory are free"):
+        read(tmp_path / "bomb.npz")

@@ -1,12 +1,15 @@
 """The processes engine: workers that die are replaced, and messages come through shared memory as they went in."""
 
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from federation import FULL, equal, make_clients, make_shop
 from torch import Tensor
 
 from hetperm.device.updates import Sgd
-from hetperm.engine.processes import Processes, SharedBuffer
+from hetperm.engine import watch
+from hetperm.engine.processes import Processes, SharedBuffer, _probe, can_fork
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task
 
@@ -109,6 +113,135 @@ def test_workers_end_with_the_engine(processes):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+# Workers that get stuck
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A watch that looks often and waits for a moment only."""
+    monkeypatch.setattr(watch, "TICK", 0.05)
+    monkeypatch.setattr(watch, "FLOOR", 0.8)
+
+
+def stop_first(engine, signal_number=signal.SIGSTOP) -> int:
+    os.kill(engine.pids[0], signal_number)
+    return engine.pids[0]
+
+
+def test_a_worker_that_is_stopped_is_replaced_said_and_changes_nothing(impatient, processes, caplog):
+    engine, clients, here = processes
+    tasks = tasks_for(clients, here.full.take())
+    expected = engine.run(tasks)
+    stuck = stop_first(engine)
+    with caplog.at_level(logging.WARNING):
+        outcomes = engine.run(tasks)
+    assert all(map(equal, expected, outcomes))
+    assert stuck not in engine.pids
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(r"a worker did nothing for \d s; it is replaced, and its task done again", message)
+
+
+def test_a_stopped_worker_that_is_sent_more_than_its_pipe_holds_is_replaced(impatient, processes):
+    engine, clients, here = processes
+    engine._buffers = [SharedBuffer(16) for _ in engine._buffers]  # so that models go through the pipe
+    params = {name: x.repeat(400, *[1] * (x.dim() - 1)) for name, x in here.full.take().items()}
+    tasks = tasks_for(clients, params, first_sum)
+    expected = engine.run(tasks)
+    stop_first(engine)
+    assert engine.run(tasks) == expected
+
+
+def first_sum(bench, params, shard, generator):
+    return float(next(iter(params.values())).sum())
+
+
+def test_an_answer_that_gets_lost_is_computed_again(impatient, processes, monkeypatch):
+    engine, clients, here = processes
+    tasks = tasks_for(clients, here.full.take())
+    expected = engine.run(tasks)
+    pipe = engine._workers[0].pipe
+    send, lost = pipe.send_bytes, []
+
+    def lose_the_first(message):
+        lost.append(message)
+        if len(lost) > 1:
+            send(message)
+
+    monkeypatch.setattr(pipe, "send_bytes", lose_the_first)
+    assert all(map(equal, expected, engine.run(tasks))) and lost
+
+
+def busy_update(bench, params, shard, generator):
+    end = time.process_time() + 1.2
+    while time.process_time() < end:
+        pass
+    return 7
+
+
+@pytest.mark.slow
+def test_a_worker_that_computes_is_left_alone_however_long_it_takes(impatient, processes, caplog):
+    engine, clients, here = processes
+    assert engine.run(tasks_for(clients, here.full.take(), busy_update)[:2]) == [7, 7]
+    assert not caplog.records
+
+
+def sleepy_update(bench, params, shard, generator):
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_a_task_that_gets_every_worker_stuck_is_a_failure(impatient, processes):
+    engine, clients, here = processes
+    (outcome,) = engine.run(tasks_for(clients, here.full.take(), sleepy_update)[:1])
+    assert "ended 3 times (it did nothing); use engine 'threads'" in str(outcome.error)
+
+
+def half_an_answer(bench, params, shard, generator):
+    """Kill the worker while it sends an answer that is larger than its pipe."""
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    return torch.zeros(2**24)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_the_middle_of_an_answer_is_replaced(processes, monkeypatch):
+    engine, clients, here = processes
+    monkeypatch.setattr(engine, "_buffers", [SharedBuffer(16) for _ in engine._buffers])
+    read = Connection.recv_bytes
+
+    def slow_read(pipe):
+        time.sleep(0.5)  # until the worker is dead, with a part of its answer in the pipe
+        return read(pipe)
+
+    monkeypatch.setattr(Connection, "recv_bytes", slow_read)
+    (outcome,) = engine.run(tasks_for(clients, here.full.take(), half_an_answer)[:1])
+    assert "ended 3 times (signal 9)" in str(outcome.error)
+
+
+# The process that tries whether workers can be forked
+
+
+def test_a_probe_that_is_killed_once_is_tried_again(monkeypatch):
+    codes = [-signal.SIGKILL, None, 0]
+    monkeypatch.setattr("hetperm.engine.processes._probe", lambda: codes.pop(0))
+    assert can_fork() and not codes
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"), [(-9, "was ended by signal 9, perhaps for want"), (None, "did not answer in 5 s")]
+)
+def test_a_probe_that_is_always_killed_says_so(code, sentence, monkeypatch, caplog):
+    monkeypatch.setattr("hetperm.engine.processes._probe", lambda: code)
+    assert not can_fork()
+    assert sentence in caplog.text
+
+
+def test_a_probe_that_gets_stuck_is_ended(monkeypatch):
+    monkeypatch.setattr("hetperm.engine.processes.PROBED", 0.2)
+    monkeypatch.setattr("hetperm.engine.processes._try_to_train", lambda: time.sleep(60))
+    began = time.monotonic()
+    assert _probe() is None and time.monotonic() - began < 5
 
 
 ORPHANS = """

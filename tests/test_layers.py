@@ -11,12 +11,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # A room stands for all its modules; "engine.task" is one module of a room.
 MAY_IMPORT = {
     "advice": "",
-    "checks": "advice",
-    "client": "",
+    "texts": "",
+    "memory": "",
+    "checks": "advice texts",
+    "client": "texts",
     "randomness": "",
     "params": "",
     "state": "params",
-    "config": "advice checks",
+    "config": "advice checks texts",
     "profile": "advice checks config randomness",
     "mixing": "randomness",
     "device": "mixing params client",
@@ -25,14 +27,14 @@ MAY_IMPORT = {
     "server": "engine.task device mixing params state client randomness",
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
-    "data": "client randomness advice",
-    "report": "",  # reads the files of a run and nothing else
+    "data": "client randomness advice memory",
+    "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
-    "checks advice",
+    "checks advice texts memory",
     "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
-    "config checks advice",
+    "config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
-    "profile config checks advice",
+    "profile config checks advice texts",
     "__init__": "",  # names its modules as texts, and imports them when asked
     "__main__": "cli",
 }

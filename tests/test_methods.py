@@ -144,13 +144,19 @@ def test_what_is_the_same_for_all_methods_cannot_be_set_in_a_table(key):
         assert f"unknown key '{key}'" in refusal(name, **{key: 3})
 
 
+WHOLE = "a whole number of at least 0 and at most 1,000,000"
+
+
 @pytest.mark.parametrize(
     ("name", "table", "message"),
     [
-        ("pfedme", {"prox": -1.0}, "[pfedme]: prox is -1.0; it must be a number of at least 0"),
-        ("pfedme", {"prox": "1"}, "[pfedme]: prox is '1'; it must be a number of at least 0"),
-        ("pfedme", {"inner_steps": 2.5}, "[pfedme]: inner_steps is 2.5; it must be a whole number of at least 0"),
-        ("pfedme", {"prox": True}, "[pfedme]: prox is True; it must be a number of at least 0"),
+        ("pfedme", {"prox": -1.0}, "[pfedme]: prox is -1.0; it must be a number of at least 0 (0, or from 1e-12)"),
+        ("pfedme", {"prox": "1"}, "[pfedme]: prox is '1'; it must be a number of at least 0 (0, or from 1e-12)"),
+        ("pfedme", {"inner_steps": 2.5}, f"[pfedme]: inner_steps is 2.5; it must be {WHOLE}"),
+        ("pfedme", {"inner_steps": 10**7}, f"[pfedme]: inner_steps is 10000000; it must be {WHOLE}"),
+        ("local", {"lr": 1e-320}, "[local]: lr is 1e-320; it must be a number of at least 0 (0, or from 1e-12)"),
+        ("ifca", {"clusters": 1_000_000}, "1000000 clusters: ifca takes at most 100"),
+        ("pfedme", {"prox": True}, "[pfedme]: prox is True; it must be a number of at least 0 (0, or from 1e-12)"),
         ("apfl", {"adaptive": 1}, "[apfl]: adaptive is 1; it must be true or false"),
         ("perfedavg", {"variant": 3}, "[perfedavg]: variant is 3; it must be a text, in quotes"),
     ],

@@ -243,7 +243,11 @@ def test_five_images_of_a_class_serve_five_clients():
         ("dirichlet:inf", "partition 'dirichlet:inf': the a of dirichlet:a must be a positive number"),
         ("label-shift:x", "partition 'label-shift:x': the g of label-shift:g must be a whole number from 1 to 10"),
         ("label-shift:11", "partition 'label-shift:11': the g of label-shift:g must be a whole number from 1 to 10"),
-        ("rotation:0", "partition 'rotation:0': the g of rotation:g must be a whole number of at least 1"),
+        ("rotation:0", "partition 'rotation:0': the g of rotation:g must be a whole number from 1 to 360"),
+        (
+            "rotation:99999999",
+            "partition 'rotation:99999999': the g of rotation:g must be a whole number from 1 to 360",
+        ),
         ("iid:3", "partition 'iid:3': iid takes no number; write 'iid'"),
         ("clases:2", "unknown partition 'clases:2'; did you mean 'classes:2'?"),
         ("labelshift:2", "unknown partition 'labelshift:2'; did you mean 'label-shift:2'?"),

@@ -123,6 +123,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_a_guess():
     assert str(refused.value) == f"there is no capacity profile 'zzz.toml'; give a TOML file, or one of {known}"
 
 
+@pytest.mark.parametrize("name", ["=cmd|'/C calc'!A0", "+1", "-1", "@sum", "a\x1b]0;b\x07", "a\nb", "\u202ea"])
+def test_a_name_that_a_spreadsheet_or_a_terminal_would_obey_is_refused(name):
+    with pytest.raises(ValueError, match=r"begins with none of = \+ - @ and holds no control characters") as refused:
+        profiles.Tier(name, share=1, width=1)
+    assert str(refused.value).isprintable()
+
+
 ABOVE_0 = "it must be a number above 0"
 UP_TO_1 = "it must be a number above 0 and up to 1, such as 0.25 for a quarter"
 

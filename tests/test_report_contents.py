@@ -3,12 +3,15 @@
 import ast
 import json
 import math
+import os
+import re
 from pathlib import Path
 
 import pytest
 from summaries import clients, several, single
 
 import hetperm.report
+from hetperm.report import page
 from hetperm.report.contents import Summary, deployed, read, read_csv, tier_columns
 from hetperm.runs import files
 
@@ -101,13 +104,90 @@ def test_the_profile_of_several_seeds_is_that_of_the_first_that_has_one(tmp_path
     assert read(tmp_path).profile == [{"tier": "of seed 1"}]
 
 
+DAMAGED = [  # keys that lead to a value of summary.json, what is there instead, and what is said
+    ("cost", None, "'cost' is None; it must be a table"),
+    ("cost visits", "x", "'cost.visits' is 'x'; it must be a number or null"),
+    ("accuracy", [1], "'accuracy' is [1]; it must be a table"),
+    ("accuracy mean", True, "'accuracy.mean' is True"),
+    ("accuracy mean", 10**400, "'accuracy.mean' is 1000"),
+    ("tiers mid", 3, "'tiers.mid' is 3; it must be a table"),
+    ("alpha", "x", "'alpha' is 'x'; it must be a table"),
+    ("num_clients", 0, "'num_clients' is 0; it must be a whole number of at least 1"),
+    ("algorithm", {}, "'algorithm' is {}; it must be a text"),
+    ("baselines", [], "'baselines' is []; it must be a table"),
+    ("baselines local", None, "'baselines.local' is None"),
+    ("baselines local cost bytes_up", "9", "'baselines.local.cost.bytes_up' is '9'"),
+    ("baselines local diverged", 3, "'baselines.local.diverged' is 3; it must be a text"),
+    ("seeds", "01", "'seeds' is '01'; it must be a list"),
+    ("seeds", ["../.."], "'seeds' is '../..'; it must be a whole number"),
+    ("spread", 1, "'spread' is 1; it must be a table"),
+    ("paired", {"local": {"differences": "x"}}, "'paired.local.differences' is 'x'; it must be a list"),
+    ("paired", {"local": {"differences": ["x"]}}, "'paired.local.differences' is 'x'; it must be a number"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value", "sentence"), DAMAGED, ids=[f"{k} {v!r:.20}" for k, v, _ in DAMAGED])
+def test_a_field_of_another_kind_is_named_with_its_file(keys, value, sentence, tmp_path):
+    summary = single()
+    *path, last = keys.split()
+    place = summary
+    for key in path:
+        place = place[key]
+    place[last] = value
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        page.render(tmp_path)
+    assert str(tmp_path / "summary.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["cost", "accuracy", "loss", "tiers", "alpha", "baselines", "epochs", "seed"])
+def test_a_summary_without_some_figures_has_a_page_all_the_same(key, tmp_path):
+    summary = single()
+    summary[key] = None if key in ("epochs", "seed") else {}
+    files.write_json(tmp_path / "summary.json", summary)
+    assert "digits" in page.render(tmp_path)
+
+
+TABLES = [
+    ("clients.csv", "client,tier\n0,a,3\n", "row 1 has not as many cells as the heading"),
+    ("clients.csv", "client,tier\n0,a\n1\n", "row 2 has not as many cells"),
+    ("clients.csv", f"client,tier\n0,{'x' * 140_000}\n", "field larger than field limit"),
+    ("clients.csv", "client,effective_partners\n0,many\n", "'effective_partners' is 'many'; it must be a number"),
+    ("metrics.csv", "epoch,bytes_down,bytes_up\n1,2,x\n", "'bytes_up' is 'x'; it must be a number"),
+    ("resources.json", "{}}", "Extra data"),
+    ("resources.json", '{"lines": []}', "'tiers' is None; it must be a list"),
+    ("resources.json", '{"tiers": [3], "lines": []}', "'tiers' is 3; it must be a table"),
+    ("resources.json", '{"tiers": [], "lines": [3]}', "'lines' is 3; it must be a text"),
+    ("summary.json", "[" * 100_000, "recursion"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), TABLES, ids=[f"{n} {s[:20]}" for n, _, s in TABLES])
+def test_a_damaged_table_is_named(name, content, sentence, tmp_path):
+    files.write_json(tmp_path / "summary.json", single())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        page.render(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_odd_but_possible_content_has_a_page(tmp_path):
+    files.write_json(tmp_path / "summary.json", single())
+    (tmp_path / "clients.csv").write_text(f"client\n0\n{'9' * 400}\n")
+    (tmp_path / "config.toml").write_text("partition = 3\n")
+    os.mkfifo(tmp_path / "z.png")  # reading it would wait for ever
+    (tmp_path / "y.png").mkdir()
+    (tmp_path / "resources.json").write_text('{"tiers": [], "lines": ["\\ud800"]}')
+    assert page.render(tmp_path).encode()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         (None, None, r"run holds no summary\.json; name the folder of a run that has ended$"),
         ("summary.json", "{", r"summary\.json cannot be read \(.+\); remove it or run again$"),
-        ("summary.json", '{"a": 1}', r"summary\.json has no 'algorithm'; it is not the summary of a run$"),
-        ("summary.json", "[]", r"summary\.json has no 'algorithm'; it is not the summary of a run$"),
+        ("summary.json", '{"a": 1}', r"summary\.json cannot be read \('algorithm' is missing; it is not"),
+        ("summary.json", "[]", r"summary\.json cannot be read \('the whole file' is \[\]; it must be a table\)"),
         ("config.toml", "a = ", r"config\.toml cannot be read \(.+\); remove it or run again$"),
     ],
 )
@@ -126,9 +206,12 @@ def test_a_folder_that_is_no_run_is_refused_in_one_sentence(tmp_path, name, cont
 # The room
 
 
+OWN = ("hetperm.report", "hetperm.texts")
+
+
 @pytest.mark.parametrize("path", sorted(Path(hetperm.report.__file__).parent.glob("*.py")), ids=lambda path: path.name)
 def test_report_imports_nothing_of_other_rooms(path):
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
-    assert [name for name in names if name.startswith("hetperm") and not name.startswith("hetperm.report")] == []
+    assert [name for name in names if name.startswith("hetperm") and not name.startswith(OWN)] == []

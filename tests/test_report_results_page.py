@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from hetperm.cli.main import guarded
 from hetperm.cli.reproduce import main
 from hetperm.report import results_page
@@ -75,3 +77,23 @@ def test_a_folder_without_results_is_an_error_that_says_what_to_do(tmp_path, cap
     assert guarded(main, ["page", str(tmp_path), str(tmp_path / "docs")]) == 2
     assert "run hetperm reproduce first, without --quick" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"experiment": None}, r"results\.json cannot be read \('experiment' is None"),
+        ({"experiment": "../x"}, "must be the name of a file"),
+        ({"pictures": [{"name": "../../x"}]}, r"'pictures\.name' is '\.\./\.\./x'; it must be the name of a file"),
+        ({"pictures": 3}, "'pictures' is 3; it must be a list"),
+        ({"machine": None, "pictures": []}, r"results\.json lacks a figure \("),
+        ({"tables": [{"seconds": "x"}], "pictures": []}, r"results\.json lacks a figure \("),
+    ],
+    ids=str,
+)
+def test_results_of_another_kind_are_refused_and_named(change, sentence, tmp_path):
+    write(tmp_path, "reproduce-hetero", experiment="hetero")
+    path = tmp_path / "reproduce-hetero" / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=sentence):
+        results_page.render(results_page.read_all(tmp_path))

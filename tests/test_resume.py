@@ -447,7 +447,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(k, w
         assert train("--config", file, "--quiet", "--out", out) == 2
     said = refusal(capsys, begun=k > 1)
     assert said.startswith(f"cannot write {out}")
-    assert said.endswith("(No space left on device); what was written before is whole")
+    remedy = "free some space, or name a folder on another disk"
+    assert said.endswith(f"(No space left on device); what was written before is whole; {remedy}")
     assert out.exists() == (k > 1)  # the first two are for config.toml and its name
     assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
     assert train("--config", file, "--quiet", "--out", out, "--resume") == 0

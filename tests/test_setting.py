@@ -120,6 +120,8 @@ def test_a_tier_of_ones_own_clients_is_a_width_and_the_model_is_copied():
 
 # What cannot be set up
 
+IGNORED = Client((torch.zeros(4, 3), torch.full((4,), -100)))
+
 REFUSED = {
     "a model that cannot be cut needs clients of width 1": (nn.Linear(3, 2), shards((1.0, 0.5)), {}),
     "clients 0 and 1 have the same key 7; keys tell clients apart": (nn.Linear(3, 2), shards((1, 1), key=7), {}),
@@ -127,6 +129,7 @@ REFUSED = {
     "batches of 1 sample cannot train BatchNorm; set batch_size": (with_norm(), shards(), {"batch_size": 1}),
     "no client has 2 samples, so the noise of their gradients": (nn.Linear(3, 2), shards(n=1), {}),
     "no client has 4 samples, so the noise of their gradients": (with_norm(), shards(n=3), {}),
+    "client 1: all its labels are -100, which cross-entropy leaves out": (nn.Linear(3, 2), [*shards(), IGNORED], {}),
     "the model has no parameters to train; set requires_grad on some": (nn.Flatten(), shards(), {}),
 }
 
@@ -143,9 +146,32 @@ def test_options_that_the_model_does_not_take_are_refused():
         from_config(TINY.override(model_options={"depth": 3}))
 
 
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="device 'tpu' is not there; use 'auto' or 'cpu'"):
-        setting.device_of("tpu")
+@pytest.mark.parametrize("options", [{"hidden": [5]}, {"hidden": ["a", "b"]}, {"hidden": 3}, {"hidden": {}}], ids=str)
+def test_options_that_the_model_cannot_be_built_with_are_refused(options):
+    with pytest.raises(ValueError, match="model_options"):
+        from_config(TINY.override(model_options=options))
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:7"])
+def test_a_device_that_is_not_there_is_refused(name):
+    with pytest.raises(ValueError, match=f"device '{name}' is not there; use 'auto' or 'cpu'"):
+        setting.device_of(name)
+
+
+def test_a_single_class_is_said_to_teach_nothing(caplog):
+    own(nn.Linear(3, 2), [Client((torch.zeros(4, 3), torch.ones(4, dtype=torch.long)))])
+    assert "all training samples are of class 1: every model is right" in caplog.text
+
+
+def test_workers_that_do_not_fit_into_memory_are_refused_before_they_start(monkeypatch):
+    config = TINY.override(engine="threads", workers=4)
+    need = setting._worker_bytes(*(getattr(from_config(config), name) for name in ("shop", "clients", "config")))
+    monkeypatch.setattr(setting, "available_bytes", lambda: 3 * need)
+    with pytest.raises(ValueError, match=r"^4 workers need about .* GB each .* GB are free; take --workers 3, or"):
+        from_config(config)
+    assert from_config(config.override(workers=3)).engine == "threads"
+    monkeypatch.setattr(setting, "available_bytes", lambda: None)
+    assert from_config(config).engine == "threads"
 
 
 def test_threads_are_as_they_were_afterwards():

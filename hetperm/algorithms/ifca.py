@@ -22,6 +22,8 @@ from hetperm.server.federation import Federation
 from hetperm.server.global_model import covered_mean
 from hetperm.state import State, Work
 
+MOST = 100  # clusters, or starts of them: every client compares all of them in every round
+
 
 @dataclass(frozen=True)
 class Options(FineTuneOptions):
@@ -42,6 +44,9 @@ class Options(FineTuneOptions):
         for name in ("clusters", "restarts", "probe_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{getattr(self, name)} {name}: ifca needs at least 1")
+        for name in ("clusters", "restarts"):
+            if getattr(self, name) > MOST:
+                raise ValueError(f"{getattr(self, name)} {name}: ifca takes at most {MOST}")
 
     @property
     def loss(self) -> MeanLoss:

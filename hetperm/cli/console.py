@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hetperm.texts import printable
+
 
 def say(content: Any) -> None:
     """Print a line, or a table that may be 120 characters wide unless it goes to a terminal."""
@@ -14,6 +16,8 @@ def say(content: Any) -> None:
     # In a pipe or a file rich falls back to 80 columns, and would fold the tables.
     if not console.is_terminal:
         console.width = 120
+    if isinstance(content, str):
+        content = printable(content)
     # No markup: paths and names of tiers may contain brackets.
     console.print(content, highlight=False, markup=False, soft_wrap=isinstance(content, str))
 

@@ -1,16 +1,26 @@
 """The command line: find the command, run it, exit with its status. Imports torch only when a command needs it."""
 
+import errno
 import logging
 import os
+import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
 from hetperm.cli import bench, reproduce, resources, train
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
+from hetperm.cli.streams import lasting
+from hetperm.texts import one_line, printable
 
+TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
+HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
+LONGEST = 200  # characters of a command line that are shown in an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
 
@@ -42,19 +52,37 @@ COMMANDS: dict[str, tuple[Command, str]] = {
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command and exit with its status."""
-    args = sys.argv[1:] if args is None else list(args)
-    sys.exit(guarded(_dispatch, args))
+    _exit_with(_dispatch, sys.argv[1:] if args is None else list(args))
 
 
 def script(command: Command) -> None:
     """Run the command of a script with the script's own arguments, and exit with its status."""
-    sys.exit(guarded(command, sys.argv[1:]))
+    _exit_with(command, sys.argv[1:])
+
+
+def _exit_with(command: Command, args: Sequence[str]) -> NoReturn:
+    if threading.current_thread() is threading.main_thread():  # no other thread may set what signals do
+        for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, as after nohup, stays so
+                signal.signal(number, answer)
+    status = guarded(command, args)
+    if status > 128:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C while Python cleans up would show a traceback
+    sys.exit(status)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM; it ends as after Ctrl-C."""
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    raise Terminated
 
 
 def _dispatch(args: Sequence[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         lines = [f"  hetperm {name:16} {about}" for name, (_, about) in COMMANDS.items()]
-        print("usage: hetperm COMMAND [FLAGS]\n", *lines, "\nhetperm COMMAND --help lists the flags.", sep="\n")
+        print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return
     if args[0] == "--version":
         import hetperm
@@ -70,31 +98,105 @@ def _dispatch(args: Sequence[str]) -> None:
     raise UsageError(f"unknown command {args[0]!r}; {advice}")
 
 
+# Statuses
+
+
 def guarded(command: Command, args: Sequence[str]) -> int:
-    """The exit status of a command: 2 and one line on stderr for bad input or numbers that went non-finite."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    """The exit status of a command: 2 and one line on stderr for whatever went wrong, never a traceback."""
+    logging.basicConfig(handlers=[_Warnings()], format="%(message)s", level=logging.WARNING)
+    with lasting() as output:
+        status = _status(command, args)
+        if output is None:
+            return status
+        output.flush()
+        # A closed pipe is no fault: its reader, such as head, has seen enough.
+        if status == 0 and output.fault and not isinstance(output.fault, BrokenPipeError):
+            return _refuse(f"the output could not be written ({output.fault.strerror}); all else was done")
+        return status
+
+
+class _Warnings(logging.Handler):
+    """Prints warnings to the present stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(printable(self.format(record)), file=sys.stderr)
+
+
+def _status(command: Command, args: Sequence[str]) -> int:
     try:
         command(args)
-    except BrokenPipeError:  # the reader of the output, such as head, has seen enough
-        # Python flushes stdout once more at exit, and would complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    # Kinds of errors whose message explains them. A kind that is caught nowhere here is a bug, and keeps its traceback.
-    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
+        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)  # the convention of shells
+    except Exception as error:  # the outermost handler: nothing that a user can feed ends in a traceback
         if os.environ.get("HETPERM_TRACEBACK"):
             raise
-        print(f"error: {one_line(str(error)) or type(error).__name__}", file=sys.stderr)
-        return 2
-    except MemoryError:
-        advice = "if it is limited here (see ulimit -d and ulimit -v), raise the limit"
-        print(f"error: out of memory; {advice}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
-        return 130  # 128 + SIGINT, the convention of shells
+        return _refuse(old_torch() or explained(error, args))
     return 0
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks."""
-    return " ".join(text.split())
+def _refuse(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def explained(error: Exception, args: Sequence[str]) -> str:
+    """An error in one line: what happened, where, and what to do."""
+    text = one_line(str(error)) or type(error).__name__
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return (
+            "out of memory; take fewer --workers, smaller batches or --idle-models disk; if it is limited here (see "
+            "ulimit -d and ulimit -v), raise the limit"
+        )
+    if isinstance(error, OSError):
+        return _environment(error, text)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; `make setup`, or pip install with the packages of pyproject.toml, brings it"
+    # Kinds of errors whose message explains them.
+    if isinstance(error, ValueError | ArithmeticError | RuntimeError) and not isinstance(error, RecursionError):
+        return text
+    words = one_line(shlex.join(args))
+    words = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return f"{words}: unexpected {type(error).__name__} ({text}); HETPERM_TRACEBACK=1 shows where it comes from"
+
+
+NO_SPACE = "free some space, or name a folder on another disk"
+NOT_ALLOWED = "name a folder that you may read and write, or change its permissions"
+REMEDIES = {
+    errno.ENOSPC: NO_SPACE,
+    errno.EDQUOT: NO_SPACE,
+    errno.EACCES: NOT_ALLOWED,
+    errno.EPERM: NOT_ALLOWED,
+    errno.EROFS: NOT_ALLOWED,
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.EAGAIN: "take fewer --workers, or raise the limit of processes (ulimit -u)",
+    errno.ENOMEM: "take fewer --workers, or close other programs",
+}
+
+
+def _environment(error: OSError, text: str) -> str:
+    """An error of the operating system, with the remedy if it is known."""
+    if error.errno is None:  # one of ours, which says what to do; only a full disk needs a word more
+        cause = getattr(error.__cause__, "errno", None)
+        return f"{text}; {NO_SPACE}" if cause in (errno.ENOSPC, errno.EDQUOT) else text
+    where = "" if error.filename is None else f"{printable(os.fsdecode(error.filename))}: "
+    advice = REMEDIES.get(error.errno)
+    return f"{where}{one_line(error.strerror or text)}" + (f"; {advice}" if advice else "")
+
+
+def old_torch() -> str | None:
+    """A sentence if the installed torch is too old, else None."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("torch")
+        found = tuple(int(part) for part in version.split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):  # not there, which its own error says, or an odd name
+        return None
+    if found >= TORCH:
+        return None
+    wanted = ".".join(map(str, TORCH))
+    return f"torch {version} is installed and hetperm needs {wanted} or newer; `pip install -U torch torchvision`"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hetperm.data.images import Images, Source
 
+MOST_PIXELS = 50_000_000  # of an image; a small file can hold far more, and every thread decodes one
 CHUNK = 64  # images that a thread decodes at a time
 THREADS = min(8, os.cpu_count() or 1)  # more only wait for the interpreter
 
@@ -153,8 +154,12 @@ def _open(path: str):
     """The image as 8-bit RGB; an error names the file if it cannot be read."""
     from PIL import Image
 
+    if not os.path.isfile(path):
+        raise OSError(f"{path} is no file; replace or remove it")  # a pipe would wait for ever
     try:
         with Image.open(path) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{_size(image)} is more than {MOST_PIXELS:,} pixels; shrink it first")
             mode, rgb = image.mode, image.convert("RGB")
     except Exception as error:  # a broken file can raise nearly anything
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -17,6 +17,7 @@ from hetperm.randomness import generator_for
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
+MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
 DIGITS = 7  # of the mean and deviation of measurements: as many as a float32 has
 
 
@@ -155,9 +156,11 @@ def _torchvision(
         train, test = (load(str(root), train=part, download=download, **options) for part in (True, False))
     except Exception as error:  # torchvision raises whatever reading or fetching raised
         reason = " ".join(str(error).split()) or type(error).__name__
+        remedy = "remove that folder and let --download fetch it afresh"
+        if download and not all([(root / file).is_file() for file in files]):
+            remedy = f"is there a network? Files fetched elsewhere go to {root / folder}, and need no --download"
         raise OSError(
-            f"{name} could not be {'fetched into' if download else 'read from'} {root / folder} ({reason}); "
-            "remove that folder and let --download fetch it afresh"
+            f"{name} could not be {'fetched into' if download else 'read from'} {root / folder} ({reason}); {remedy}"
         ) from error
     return tuple(
         Images(rearrange(torch.as_tensor(part.data), axes).contiguous(), torch.as_tensor(part.targets).long())

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetperm.data.images import Images, Source
+from hetperm.data.images import MOST_CLASSES, Images, Source
 
 Samples = tuple[np.ndarray, np.ndarray]  # float32 (n, pixels) and int64 (n,)
 
@@ -60,7 +60,7 @@ def _joined(users: dict[str, Samples], names: dict[str, int]) -> Images:
 
 def _users(folder: Path) -> dict[str, Samples]:
     """The samples of every user who has any, in order of name."""
-    files = sorted(folder.glob("*.json"))
+    files = sorted(path for path in folder.glob("*.json") if path.is_file())  # not a pipe, which would never end
     users, length = {}, None
     for file in files:
         for user, samples in _contents(file):
@@ -86,7 +86,7 @@ def _contents(file: Path) -> Iterator[tuple[str, Samples]]:
         triples = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
     except KeyError as error:
         raise ValueError(f"{file} is not LEAF json: it has no {error}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} is not LEAF json ({error})") from error
     if len(data) > len({*users}):
         raise ValueError(f"{file} is not LEAF json: it has data of {len(data)} users and lists {len({*users})}")
@@ -107,6 +107,10 @@ def _samples(x: list, y: list, *, where: str) -> Samples:
         raise ValueError(f"{where} has inputs of {shape} values; leaf:PATH reads square images as flat lists")
     if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min() < 0:
         raise ValueError(f"{where} has labels that are not whole numbers from 0")
+    if labels.max(initial=0) >= MOST_CLASSES:
+        raise ValueError(
+            f"{where} has the label {labels.max()}; number the classes from 0, at most {MOST_CLASSES} of them"
+        )
     if len(inputs) != len(labels):
         raise ValueError(f"{where} has {len(inputs)} inputs and {len(labels)} labels")
     if not np.isfinite(inputs).all():

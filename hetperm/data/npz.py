@@ -13,6 +13,7 @@ uint8 (n, h, w, 1 or 3)  grey or colour images          (1 or 3, h, w)
 =======================  =============================  ==================================
 """
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from hetperm.data.images import Images, Source, order_by, share_of
+from hetperm.data.images import MOST_CLASSES, Images, Source, order_by, share_of
+from hetperm.memory import GB, available_bytes
 
 TEST_SHARE = 0.25  # of the samples, where the file does not say which are for testing
-MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
 _KEYS = ("x", "y", "user", "split", "classes")
 _SHAPES = "vectors (n, d), windows (n, length, channels), or uint8 images (n, h, w), (n, h, w, 1) or (n, h, w, 3)"
 
@@ -128,6 +129,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file that have a meaning here."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} to read samples from; write npz:PATH with one that exists")
+    _check_size(path)
     try:
         # Never unpickled: a pickle can run anything. Opened here, because numpy leaves a broken file open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -137,6 +139,21 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{path} cannot be read as an npz file of plain arrays ({reason}); numpy.savez writes such a file"
         ) from error
+
+
+def _check_size(path: Path) -> None:
+    """Raise an error if the arrays, unpacked, do not fit into memory: a small file can hold far more."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):  # what is wrong with it is said where it is read
+        return
+    available = available_bytes()
+    if available is not None and size > available:
+        raise ValueError(
+            f"{path} holds {size / GB:.2g} GB and {available / GB:.2g} GB of memory are free; save fewer samples, or x "
+            "as float32"
+        )
 
 
 def _inputs(x: np.ndarray, path: Path) -> Tensor:

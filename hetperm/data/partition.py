@@ -18,6 +18,8 @@ from hetperm.advice import closest
 from hetperm.data.dealing import deal_alike, deal_all, deal_some
 from hetperm.randomness import seed_for
 
+MOST_ROTATIONS = 360
+
 
 @dataclass(frozen=True, eq=False)
 class Share:
@@ -190,13 +192,12 @@ def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple
         value, allowed = _number(float, text), "a positive number"
         good = value is not None and 0 < value < math.inf
     else:
-        # Of more than num_classes label maps, two would have to agree on some class.
-        largest = math.inf if name == "rotation" else num_classes
-        value = _number(int, text)
-        allowed = "a whole number of at least 1" if largest == math.inf else f"a whole number from 1 to {largest}"
+        # Of more than num_classes label maps, two would have to agree on some class. Groups a degree apart are alike.
+        largest = MOST_ROTATIONS if name == "rotation" else num_classes
+        value, allowed = _number(int, text), f"a whole number from 1 to {largest}"
         good = value is not None and 1 <= value <= largest
     if not good:
-        upto = f" (there are {num_classes} classes)" if " to " in allowed else ""
+        upto = f" (there are {num_classes} classes)" if " to " in allowed and name != "rotation" else ""
         raise ValueError(f"partition {partition!r}: the {letter} of {name}:{letter} must be {allowed}{upto}")
     return rule, value
 

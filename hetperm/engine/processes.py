@@ -1,11 +1,13 @@
 """The processes engine: several tasks at once, each worker a process. It gives the numbers of the sequential engine.
 
 Workers are forked, so they have the clients' data without a copy. Models travel through memory that parent and worker
-share. A worker that dies is replaced, and its task is run again.
+share. A worker that dies or gets stuck is replaced, and its task is run again: with the same seed, so that it gives the
+same numbers.
 """
 
 import contextlib
 import io
+import logging
 import mmap
 import multiprocessing
 import os
@@ -24,9 +26,14 @@ from hetperm.device.bench import Workshop
 from hetperm.engine.pickling import TensorPickler
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
+from hetperm.engine.watch import Watch
+
+log = logging.getLogger(__name__)
 
 TRIES = 3  # how often a task is run if its worker dies
 PATIENCE = 1.0  # seconds; an idle worker checks this often whether its parent still runs
+STUCK = "it did nothing"
+PROBED = 5.0  # seconds that a process has to show that it can train
 
 
 def can_fork() -> bool:
@@ -34,11 +41,27 @@ def can_fork() -> bool:
     if "fork" not in multiprocessing.get_all_start_methods():
         return False
     # Tried, not deduced: what breaks a fork differs between systems and versions of torch.
+    for _ in range(TRIES):
+        code = _probe()
+        if code is not None and code >= 0:
+            return code == 0
+    # Ended from outside, every time, which says nothing about forks.
+    how = f"was ended by signal {-code}, perhaps for want of memory" if code else f"did not answer in {PROBED:.0f} s"
+    log.warning("the process that tries whether workers can be forked %s; the answer is taken to be no", how)
+    return False
+
+
+def _probe() -> int | None:
+    """The exit code of a process that tries to train; None if it got stuck."""
     with _quiet_fork():
         child = multiprocessing.get_context("fork").Process(target=_try_to_train)
         child.start()
-    child.join()
-    return child.exitcode == 0
+    child.join(PROBED)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        return None
+    return child.exitcode
 
 
 def _try_to_train() -> None:
@@ -68,6 +91,7 @@ class Processes:
         size = sum(p.numel() * p.element_size() for p in shop.full.slots)
         self._buffers = [SharedBuffer(4 * size + 2**16) for _ in range(workers)]
         self._workers: list[Worker | None] = [None] * workers
+        self._watch = Watch()
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
@@ -86,15 +110,16 @@ class Processes:
                 free.append(w)
                 try:
                     outcome = self._buffers[w].read(pipe.recv_bytes())
-                except (EOFError, ConnectionError):  # the worker was killed, perhaps for want of memory
-                    died = self._workers[w].end()
-                    self._workers[w] = None
+                    self._watch.done(self._workers[w].process)
+                except (EOFError, OSError):  # the worker was killed, perhaps in the middle of its answer
+                    ended = self._drop(w)
                     if tries[k] < TRIES:
                         waiting.append(k)
                         continue
-                    count = len(self._buffers)
-                    lost = f"the worker was ended {TRIES} times ({died}); is there memory for {count} workers?"
-                    outcome = RuntimeError(lost)
+                    advice = f"is there memory for {len(self._buffers)} workers?"
+                    if ended == STUCK:
+                        advice = "use engine 'threads' or 'sequential'"
+                    outcome = RuntimeError(f"the worker was ended {TRIES} times ({ended}); {advice}")
                 outcomes[k] = Failure(tasks[k], outcome) if isinstance(outcome, RuntimeError) else outcome
         return outcomes
 
@@ -104,13 +129,21 @@ class Processes:
             if self._workers[w] is None:
                 self._workers[w] = Worker(self._buffers[w], self.clients, self.shop)
             pipe = self._workers[w].pipe
+            # Watched before it has the task: a stuck worker does not even take a message that is longer than its pipe.
+            self._watch.begin(self._workers[w].process)
             try:
                 pipe.send_bytes(self._buffers[w].write(task))
                 return pipe
-            except ConnectionError:
-                self._workers[w].end()
-                self._workers[w] = None
+            except OSError:
+                self._drop(w)
         raise RuntimeError("workers die as soon as they are started; use engine 'sequential'")
+
+    def _drop(self, w: int) -> str:
+        """End worker w and forget it; return how it ended."""
+        worker, self._workers[w] = self._workers[w], None
+        how = worker.end()
+        self._watch.done(worker.process)
+        return STUCK if self._watch.was_stuck(worker.process) else how
 
     @property
     def pids(self) -> list[int]:
@@ -121,8 +154,8 @@ class Processes:
         """End the workers."""
         for w, worker in enumerate(self._workers):
             if worker is not None:
-                worker.end()
-                self._workers[w] = None
+                self._drop(w)
+        self._watch.close()
 
 
 class Worker:
@@ -139,7 +172,7 @@ class Worker:
 
     def end(self) -> str:
         """End the process if it still runs; return how it ended."""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             self.pipe.send_bytes(b"")  # closing is not enough: workers forked later hold this end open too
         self.pipe.close()
         self.process.join(PATIENCE)
@@ -154,6 +187,7 @@ def _work(
     pipe: Connection, parents: Connection, buffer: "SharedBuffer", clients: Sequence[Client], shop: Workshop
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the parent, which then ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent does about it
     parents.close()
     # The workers share the cores, and sums on one thread come out as in the other engines.
     torch.set_num_threads(1)

@@ -5,15 +5,17 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from hetperm.report.fields import figure, listing, part, table, whole, word
+from hetperm.texts import shown
 
 MB = 2**20
 RESOURCES = "resources.json"
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-Part = TypeVar("Part")
 
 
 def is_blank(value: Any) -> bool:
@@ -76,8 +78,10 @@ class Cost:
     macs: float | None = None
 
     @property
-    def mb_sent(self) -> float:
+    def mb_sent(self) -> float | None:
         """Traffic down and up together, in MB."""
+        if is_blank(self.bytes_down) or is_blank(self.bytes_up):
+            return None
         return (self.bytes_down + self.bytes_up) / MB
 
 
@@ -98,15 +102,20 @@ class Method:
     diverged: str | None = None
 
     @classmethod
-    def from_json(cls, table: Row) -> "Method":
+    def from_json(cls, content: Row, name: str = "") -> "Method":
+        """The figures in a JSON object; an error calls their keys ``name`` and the key."""
+
+        def of(key: str) -> tuple[Any, str]:
+            return content.get(key, {}), f"{name}{key}"
+
         return cls(
-            accuracy=_part(Figures, table.get("accuracy", {})),
-            loss=_part(Figures, table.get("loss", {})),
-            tiers={name: _part(Tier, tier) for name, tier in table.get("tiers", {}).items()},
-            # No default: without mixing weights alpha is None, and not a Mixing full of None.
-            alpha=_part(Mixing, table.get("alpha")),
-            cost=_part(Cost, table.get("cost", {})),
-            diverged=table.get("diverged"),
+            accuracy=part(Figures, *of("accuracy")),
+            loss=part(Figures, *of("loss")),
+            tiers={tier: part(Tier, entry, f"{name}tiers.{tier}") for tier, entry in table(*of("tiers")).items()},
+            # Without mixing weights alpha is None, and not a Mixing full of None.
+            alpha=None if content.get("alpha") is None else part(Mixing, *of("alpha")),
+            cost=part(Cost, *of("cost")),
+            diverged=_or_none(word, content.get("diverged"), f"{name}diverged"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,9 +129,13 @@ class Method:
         }
 
 
-def _part(kind: type[Part], table: Row | None) -> Part | None:
-    # By field, not by key: a summary with fewer or more keys than this version knows can still be read.
-    return None if table is None else kind(**{part.name: table.get(part.name) for part in fields(kind)})
+def _or_none(check: Callable[..., Any], value: Any, name: str) -> Any:
+    return None if value is None else check(value, name)
+
+
+def _rivals(content: Row, name: str = "baselines") -> dict[str, Method]:
+    rivals = table(content.get("baselines", {}), name)
+    return {rival: Method.from_json(table(own, f"{name}.{rival}"), f"{name}.{rival}.") for rival, own in rivals.items()}
 
 
 @dataclass(frozen=True)
@@ -138,10 +151,11 @@ class Spread:
     baselines: Mapping[str, Method] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, table: Row) -> "Spread":
-        table = _with_nan(table)
-        rivals = {name: Method.from_json(rival) for name, rival in table.get("baselines", {}).items()}
-        return cls(table.get("num_clients"), table.get("epochs"), Method.from_json(table), rivals)
+    def from_json(cls, content: Any) -> "Spread":
+        content = _with_nan(table(content, "spread"))
+        own = {key: value for key, value in content.items() if key != "diverged"}
+        counts = [figure(content.get(key), f"spread.{key}") for key in ("num_clients", "epochs")]
+        return cls(*counts, Method.from_json(own, "spread."), _rivals(content, "spread.baselines"))
 
     def to_json(self) -> dict[str, Any]:
         about = {"num_clients": self.num_clients, "epochs": self.epochs}
@@ -170,6 +184,15 @@ class Gain:
     std: float | None
     differences: Sequence[float | None]
 
+    @classmethod
+    def from_json(cls, content: Any, name: str) -> "Gain":
+        own = table(content, name)
+        differences = listing(own.get("differences"), f"{name}.differences")
+        for difference in differences:
+            figure(difference, f"{name}.differences")
+        mean, std = (figure(own.get(key), f"{name}.{key}") for key in ("mean", "std"))
+        return cls(mean, std, differences)
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -196,20 +219,24 @@ class Summary:
     paired: Mapping[str, Gain] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, table: Row) -> "Summary":
-        """The summary in a JSON object, which has at least the keys of `NEEDED`."""
+    def from_json(cls, content: Row) -> "Summary":
+        """The summary in a JSON object; a ValueError names the first field that is missing or of another kind."""
+        for key in NEEDED:
+            if key not in content:
+                raise ValueError(f"{key!r} is missing; it is not the summary of a run")
+        gains = table(content.get("paired", {}), "paired")
         return cls(
-            algorithm=table["algorithm"],
-            dataset=table["dataset"],
-            num_clients=table["num_clients"],
-            main=Method.from_json(table),
-            seed=table.get("seed"),
-            epochs=table.get("epochs"),
-            capacity_profile=table.get("capacity_profile"),
-            baselines={name: Method.from_json(rival) for name, rival in table.get("baselines", {}).items()},
-            seeds=tuple(table.get("seeds", ())),
-            spread=Spread.from_json(table.get("spread", {})),
-            paired={rival: _part(Gain, gain) for rival, gain in table.get("paired", {}).items()},
+            algorithm=word(content["algorithm"], "algorithm"),
+            dataset=word(content["dataset"], "dataset"),
+            num_clients=whole(content["num_clients"], "num_clients", low=1),
+            main=Method.from_json(content),
+            seed=_or_none(whole, content.get("seed"), "seed"),
+            epochs=_or_none(figure, content.get("epochs"), "epochs"),
+            capacity_profile=_or_none(word, content.get("capacity_profile"), "capacity_profile"),
+            baselines=_rivals(content),
+            seeds=tuple(whole(seed, "seeds") for seed in listing(content.get("seeds", ()), "seeds")),
+            spread=Spread.from_json(content.get("spread", {})),
+            paired={rival: Gain.from_json(gain, f"paired.{rival}") for rival, gain in gains.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -334,8 +361,9 @@ def read(folder: Path) -> Contents:
 
     A folder without summary.json may hold a resource benchmark; if it holds neither, a ValueError says so.
     """
-    resources = _parsed(folder / RESOURCES, json.loads, otherwise={})
-    images = {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"))}
+    resources = _parsed(folder / RESOURCES, _resources, otherwise={})
+    # Files only: a pipe of that name would wait for ever for somebody to write to it.
+    images = {path.name: path.read_bytes() for path in sorted(folder.glob("*.png")) if path.is_file()}
     if resources and not (folder / "summary.json").is_file():
         return Contents(images=images, resources=resources)
     summary = read_summary(folder)
@@ -345,8 +373,8 @@ def read(folder: Path) -> Contents:
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
         settings=_parsed(folder / "config.toml", tomllib.loads, otherwise={}),
-        clients=_by_seed(_rows(folder / "clients.csv")),
-        metrics=_rows(folder / "metrics.csv"),
+        clients=_by_seed(_figures(folder / "clients.csv")),
+        metrics=_figures(folder / "metrics.csv"),
         profile=next(filter(None, profiles), []),
         seeds=_rows(folder / "seeds.csv"),
         images=images,
@@ -359,11 +387,18 @@ def read_summary(folder: Path) -> Summary:
     path = folder / "summary.json"
     if not path.is_file():
         raise ValueError(f"{folder} holds no summary.json; name the folder of a run that has ended")
-    table = _parsed(path, json.loads, otherwise={})
-    absent = [key for key in NEEDED if key not in table]
-    if absent:
-        raise ValueError(f"{path} has no {absent[0]!r}; it is not the summary of a run")
-    return Summary.from_json(table)
+    return _parsed(path, lambda text: Summary.from_json(table(json.loads(text), "the whole file")), otherwise=None)
+
+
+def _resources(text: str) -> Row:
+    """The content of resources.json."""
+    content = table(json.loads(text), "the whole file")
+    if content:
+        for row in listing(content.get("tiers"), "tiers"):
+            table(row, "tiers")
+        for line in listing(content.get("lines"), "lines"):
+            word(line, "lines")
+    return content
 
 
 def seed_folders(folder: Path, summary: Summary) -> list[Path]:
@@ -375,15 +410,23 @@ def _parsed(path: Path, parse: Callable[[str], Any], *, otherwise: Any) -> Any:
     """The parsed text of a file, or ``otherwise`` if there is no such file."""
     try:
         return parse(path.read_text(encoding="utf-8")) if path.is_file() else otherwise
-    # JSON, TOML and UTF-8 all raise kinds of ValueError.
-    except ValueError as error:
+    # JSON, TOML and UTF-8 all raise kinds of ValueError; tables inside tables inside tables are too deep for Python.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
     """The rows of a CSV file of a run: numbers as numbers, empty cells as None, tiers as text."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [{column: _value(column, text) for column, text in row.items()} for row in csv.DictReader(file)]
+    rows: list[dict[str, Any]] = []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if None in row or None in row.values():  # what DictReader makes of too many and of too few cells
+                    raise ValueError(f"row {len(rows) + 1} has not as many cells as the heading")
+                rows.append({column: _value(column, text) for column, text in row.items()})
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
+    return rows
 
 
 def _value(column: str, text: str) -> Any:
@@ -391,7 +434,7 @@ def _value(column: str, text: str) -> Any:
         return text
     for kind in (int, float):  # int first: 3 is a count, and would come back as 3.0
         try:
-            return kind(text)
+            return figure(kind(text), column)
         except ValueError:
             pass
     return text or None
@@ -399,6 +442,16 @@ def _value(column: str, text: str) -> Any:
 
 def _rows(path: Path) -> Rows:
     return read_csv(path) if path.is_file() else []
+
+
+def _figures(path: Path) -> Rows:
+    """The rows of a file in which all but tiers are numbers."""
+    rows = _rows(path)
+    for row in rows:
+        for column, value in row.items():
+            if column != "tier" and isinstance(value, str):
+                raise ValueError(f"{path}: {column!r} is {shown(value)}; it must be a number; remove it or run again")
+    return rows
 
 
 def _by_seed(rows: Rows) -> list[Rows]:

@@ -7,6 +7,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hetperm.texts import printable
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -45,20 +47,24 @@ def transposed(grid: Grid) -> Grid:
 
 def terminal(grid: Grid) -> Table:
     """The table for a terminal."""
+
     # Texts are wrapped in Text: rich would read a tier called "[red]" as markup.
+    def plain(text: str) -> Text:
+        return Text(printable(text))
+
     table = Table(
-        title=Text(grid.title) if grid.title else None,
+        title=plain(grid.title) if grid.title else None,
         title_style="bold",
         title_justify="left",
-        caption=Text(grid.note) if grid.note else None,
+        caption=plain(grid.note) if grid.note else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
     )
     for k, name in enumerate(grid.columns):
-        table.add_column(Text(name), justify="right" if k else "left", no_wrap=k == 0)
+        table.add_column(plain(name), justify="right" if k else "left", no_wrap=k == 0)
     for k, row in enumerate(grid.rows):
-        table.add_row(*map(Text, row), style="bold" if k in grid.strong else None)
+        table.add_row(*map(plain, row), style="bold" if k in grid.strong else None)
     return table
 
 

@@ -40,7 +40,8 @@ def render(folder: Path | str) -> str:
     if contents.summary is not None:
         # Last, so that the title of a run wins over that of a benchmark in the same folder.
         parts |= _run_parts(contents) | {"seed_pages": _seed_pages(folder, contents.summary)}
-    return _template().render(parts)
+    # JSON can spell halves of characters, which no file can hold.
+    return _template().render(parts).encode(errors="replace").decode()
 
 
 @cache
@@ -126,10 +127,14 @@ def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
     if not is_blank(alpha.same_tier_mass) and len(contents.summary.tier_names) > 1:
         chance = _by_chance(contents.clients, "tier")
         parts.append(f"{alpha.same_tier_mass:.3f} on clients of the same tier (same-tier mass{chance})")
-    parts.append(f"{alpha.self_weight:.3f} on the client itself")
+    own, others, effective = (
+        "-" if is_blank(value) else f"{value:.{digits}f}"
+        for value, digits in ((alpha.self_weight, 3), (alpha.nonzero, 1), (alpha.effective_partners, 1))
+    )
+    parts.append(f"{own} on the client itself")
     return (
-        f"{method}: weight {_listed(parts)}; a client learns from {alpha.nonzero:.1f} clients, itself included "
-        f"({alpha.effective_partners:.1f} effective partners)."
+        f"{method}: weight {_listed(parts)}; a client learns from {others} clients, itself included "
+        f"({effective} effective partners)."
     )
 
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
+
+from hetperm.report.fields import listing, table, word
+from hetperm.texts import shown
 
 ORDER = ("hetero", "ablations", "alpha-maps", "scale", "synthetic", "cifar10", "femnist", "runtime")
 TEMPLATE = "results.md"
@@ -40,7 +43,7 @@ def read_all(runs: Path) -> list[Found]:
     for folder in sorted(runs.glob("reproduce-*"), key=_number):
         path = folder / "results.json"
         if path.is_file():
-            found = Found(folder, json.loads(path.read_text(encoding="utf-8")))
+            found = Found(folder, _results(path))
             if not found.results["quick"]:
                 latest[found.experiment] = found
     if not latest:
@@ -48,6 +51,25 @@ def read_all(runs: Path) -> list[Found]:
             f"{runs} has no folder reproduce-* with results.json; run hetperm reproduce first, without --quick"
         )
     return [latest[name] for name in sorted(latest, key=_rank)]
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """The content of results.json; a ValueError names the file and the field if it is something else."""
+    try:
+        content = dict(table(json.loads(path.read_text(encoding="utf-8")), "the whole file"))
+        _plain_name(content.get("experiment"), "experiment")
+        content.setdefault("quick", False)
+        for picture in listing(content.get("pictures"), "pictures"):
+            _plain_name(table(picture, "pictures").get("name"), "pictures.name")
+        return content
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
+
+
+def _plain_name(value: Any, name: str) -> None:
+    """Raise an error unless the value can be part of a file's name: a page must not reach into other folders."""
+    if Path(word(value, name)).name != value:
+        raise ValueError(f"{name!r} is {shown(value)}; it must be the name of a file, without its folder")
 
 
 def _number(folder: Path) -> tuple[int, str]:
@@ -76,7 +98,12 @@ def render(found: Sequence[Found]) -> str:
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters["duration"] = duration
-    return environment.get_template(TEMPLATE).render(experiments=found).rstrip() + "\n"
+    template = environment.get_template(TEMPLATE)
+    try:
+        return template.render(experiments=found).rstrip() + "\n"
+    except (TemplateError, TypeError) as error:
+        names = ", ".join(str(each.folder / "results.json") for each in found)
+        raise ValueError(f"one of {names} lacks a figure ({error}); run that experiment again") from error
 
 
 def duration(seconds: float) -> str:

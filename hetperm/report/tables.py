@@ -37,16 +37,16 @@ def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
     method = summary.methods[name]
     # A single run only has a spread over clients; with several seeds, the spread over seeds says more.
     spread = summary.spread_of(name).accuracy.mean if summary.seeds else method.accuracy.std
-    mb = method.cost.mb_sent
+    mb, steps = method.cost.mb_sent, method.cost.client_steps
     return (
         name,
         _accuracy(method, method.accuracy.mean, spread),
         _share(method.accuracy.worst),
         _partners(method.alpha),
-        f"{method.cost.visits:,.0f}",
-        f"{method.cost.rounds:,.0f}",
-        f"{method.cost.client_steps / summary.num_clients:,.0f}",
-        f"{mb:,.1f}" if mb < 100 else f"{mb:,.0f}",
+        _fixed(method.cost.visits, 0),
+        _fixed(method.cost.rounds, 0),
+        _fixed(None if is_blank(steps) else steps / summary.num_clients, 0),
+        _fixed(mb, 1 if or_lowest(mb) < 100 else 0),
     )
 
 
@@ -71,8 +71,8 @@ def mixing_lines(summary: Summary) -> list[str]:
         mass = alpha.same_group_mass
         group = "" if mass is None else f"same-group mass {mass:.3f}, "
         lines.append(
-            f"{name}: {group}weight on oneself {alpha.self_weight:.3f}, a client learns from "
-            f"{alpha.nonzero:.1f} ({alpha.effective_partners:.1f} effective)"
+            f"{name}: {group}weight on oneself {_share(alpha.self_weight)}, a client learns from "
+            f"{_fixed(alpha.nonzero, 1)} ({_fixed(alpha.effective_partners, 1)} effective)"
         )
     return lines
 
@@ -216,7 +216,7 @@ def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:
 
 
 def _mean_partners(clients: Rows, tier: str) -> str:
-    values = [row.get("effective_partners") for row in clients if str(row["tier"]) == tier]
+    values = [row.get("effective_partners") for row in clients if str(row.get("tier")) == tier]
     values = [value for value in values if not is_blank(value)]
     return f"{mean(values):.1f}" if values else "-"
 
@@ -340,3 +340,7 @@ def _with_spread(value: float | None, spread: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if is_blank(value) else f"{value:.3f}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "-" if is_blank(value) else f"{value:,.{digits}f}"

@@ -41,7 +41,7 @@ def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], p
                 metric=lambda out, y, classes=client.classes: setting.metric(masked(out, classes), y),
             )
             if not (math.isfinite(loss) and math.isfinite(metric)):
-                figures = f"{part} loss {loss:g}, metric {metric:g}"
+                figures = f"{part} loss {loss:g}, metric {metric:g} (width {width:g})"
                 raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
         accuracies.append(metric)
         losses.append(loss)

@@ -17,6 +17,7 @@ from hetperm.config import Config
 from hetperm.data import Problem
 from hetperm.device.bench import Loss, Workshop
 from hetperm.engine.choice import choose
+from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
 from hetperm.mixing import complexity
 from hetperm.params import Params
@@ -26,6 +27,7 @@ from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.slicer import Slicer
+from hetperm.texts import one_line
 from submodels import ScalableModel, zoo
 from submodels.cost import count
 from submodels.norms import check_batch, has_batch_norm
@@ -225,8 +227,10 @@ def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
         torch.manual_seed(seed_for(config.seed, "model"))
         try:
             return zoo.build(config.model, **sizes, **config.model_options)
-        except TypeError as error:
-            raise ValueError(f"model {config.model!r} does not take these model_options ({error})") from error
+        # Constructors of libraries check little: bad options show as whatever went wrong with them.
+        except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise ValueError(f"model {config.model!r} does not take these model_options ({reason})") from error
 
 
 def device_of(name: str) -> torch.device:
@@ -235,6 +239,8 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type == "cpu" and device.index:
+            raise RuntimeError("a machine has one CPU device")
         # A name can be valid and the device missing; only an allocation shows it.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -285,6 +291,7 @@ def _setting(
     model, device = shop.full.module, device_of(config.device)
     clients = tuple(_numbered(clients))
     _check_samples(clients, model, config)
+    _check_labels(clients, shop.loss)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
     # After the checks, so that bad input fails before data are copied to a device.
@@ -300,9 +307,31 @@ def _setting(
         dataset=dataset,
         config=with_rates(config.override(device=str(device)), model),
         tiers=tuple(tiers),
-        engine=choose(config.engine, config.workers, clients, shop),
+        engine=_engine(shop, clients, config),
         heads=tuple(heads),
     )
+
+
+def _engine(shop: Workshop, clients: Sequence[Client], config: Config) -> str:
+    """The engine of a run; an error if its workers need more memory than there is."""
+    engine, available = choose(config.engine, config.workers, clients, shop), available_bytes()
+    if config.workers == 1 or engine not in ("threads", "processes") or available is None:
+        return engine
+    need = _worker_bytes(shop, clients, config)
+    if config.workers * need > available:
+        raise ValueError(
+            f"{config.workers} workers need about {need / GB:.2g} GB each to train this model, and "
+            f"{available / GB:.2g} GB are free; take --workers {max(1, available // need)}, or a smaller model or batch"
+        )
+    return engine
+
+
+def _worker_bytes(shop: Workshop, clients: Sequence[Client], config: Config) -> int:
+    """The memory that a worker needs for a step of the widest client's model."""
+    if shop.scalable is None:  # a model that was never traced: its weights, their gradients, and a model that travels
+        return 3 * sum(p.nbytes for p in shop.full.slots)
+    size = min(config.batch_size, max(client.n_train for client in clients))
+    return shop.scalable.cost(max(client.width for client in clients), size).train_bytes
 
 
 def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
@@ -324,6 +353,28 @@ def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) 
             f"no client has {least} samples, so the noise of their gradients is unknown; "
             f"give regularization as a number{', and vc_weight 0' if by_size else ''}"
         )
+
+
+IGNORED = -100  # the label that cross-entropy leaves out
+
+
+def _check_labels(clients: Sequence[Client], loss: Loss) -> None:
+    """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
+    if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
+        return
+    classes: set[int] = set()
+    for i, client in enumerate(clients):
+        y = client.train[1]
+        if y.is_floating_point() or y.dim() != 1:
+            return
+        own = set(y.unique().tolist()) - {IGNORED}
+        if not own:
+            raise ValueError(
+                f"client {i}: all its labels are {IGNORED}, which cross-entropy leaves out; give it others"
+            )
+        classes |= own
+    if len(classes) == 1:
+        log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:

@@ -84,7 +84,7 @@ def collect_reports(
     ]
     reports = federation.run(tasks)
     for j, report in enumerate(reports):
-        check_finite({"the gradient": report.gradient}, f"epoch {r}: client {j}")
+        check_finite({"the gradient": report.gradient}, f"epoch {r}: client {j}", f"; the width was {widths[j]:g}")
     zeta = discrepancy.pairwise(_chunks([report.gradient for report in reports])).double()
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([report.noise for report in reports], dtype=torch.float64)

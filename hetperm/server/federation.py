@@ -88,7 +88,7 @@ class Federation:
         for task, outcome in zip(tasks, outcomes, strict=True):
             # Some updates return several models, such as pFedMe's local and personal ones.
             for params in outcome if isinstance(outcome, tuple) else (outcome,):
-                check_finite(params, task.label)
+                check_finite(params, task.label, _blame(task))
         return outcomes
 
     def train_at_home(self, updates: Sequence[Update], models: Sequence[Params], *, round: int) -> list[Any]:
@@ -116,6 +116,13 @@ class Federation:
         clients = enumerate(zip(self.clients, updates, strict=True))
         tasks = [Task(update, {}, host=i, seed=0, width=client.width) for i, (client, update) in clients]
         return self.work_of(tasks, batch_size)
+
+
+def _blame(task: Task) -> str:
+    """The step size and the width of a task whose model went non-finite, and what would have held it back."""
+    rate, cap = getattr(task.update, "lr", None), getattr(task.update, "cap", None)
+    what = "the width was" if rate is None else f"this step's was {rate:g} at width"
+    return f"; {what} {task.width:g}" + (", and step_cap 0 lets steps be of any length" if cap == 0 else "")
 
 
 def own_widths(clients: Sequence[Client], personal_width: str = "own") -> list[float]:

@@ -108,7 +108,7 @@ def gradient_step(
     mean = covered_mean(federation, zero, gradients, indices)
     w = subtract(w, mean, step_size(lr, cap, list(w.values()), list(mean.values())))
     work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size)
-    return replace(state, w=check_finite(w, f"global step {r}"), work=state.work + work)
+    return replace(state, w=check_finite(w, f"global step {r}", f"; this step's was {lr:g}"), work=state.work + work)
 
 
 def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hetperm.bench.devices import limits
-from hetperm.checks import check_fields, whole
-from hetperm.config import POSITIVE, WidthsFrom
+from hetperm.checks import LARGEST_SEED, check_fields, number, whole
+from hetperm.config import RATE, WidthsFrom
 
 
 def image_shape(name: str, value: Any) -> str:
@@ -38,7 +38,7 @@ class Options:
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     enforce: limits.KINDS = "auto"
     """How memory is limited: a cgroup for each process, RLIMIT_DATA, the first of them that there is, or not at all."""
-    device_mb: Annotated[float | None, POSITIVE] = None
+    device_mb: Annotated[float | None, number(lambda x: x > 0, "a number above 0")] = None
     """MB that a process may take in all, Python and torch included; None: budgets count what comes on top of that."""
     federated: bool = True
     """Also run hetero-PERM under the limits, for two epochs with one client a tier."""
@@ -49,15 +49,15 @@ class Options:
     leaf:PATH or npz:PATH."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
-    image_size: Annotated[int | None, whole(1)] = None
+    image_size: Annotated[int | None, whole(1, 4096)] = None
     """Side of the images that curves are trained on; None: as the data has them."""
-    num_clients: Annotated[int, whole(1)] = 8
+    num_clients: Annotated[int, whole(1, 100_000)] = 8
     """Clients of the curves."""
-    epochs: Annotated[int, whole(1)] = 4
+    epochs: Annotated[int, whole(1, 1_000_000)] = 4
     """Epochs of the curves."""
-    lr: Annotated[float, POSITIVE] = 0.05
+    lr: Annotated[float, RATE] = 0.05
     """Step size of all methods in the federated runs."""
-    seed: Annotated[int, whole(0)] = 0
+    seed: Annotated[int, whole(0, LARGEST_SEED)] = 0
     """Decides all randomness of the federated runs."""
     out: Path | None = None
     """Folder to write to, which must not exist; None: runs/resources-PROFILE-MODEL, or with -2, ... if it is taken."""

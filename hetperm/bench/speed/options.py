@@ -38,7 +38,7 @@ class Options:
     alpha (what it costs), scaling (over the number of clients)."""
     workloads: Annotated[Names, some_of(WORKLOADS)] = WORKLOADS
     """W1 logistic, W2 MLP, W3 cnn, W4 resnet18 in five widths."""
-    clients: Annotated[int | None, whole(1)] = None
+    clients: Annotated[int | None, whole(1, 100_000)] = None
     """Clients of a round; None: 50 for W1 and W2, 6 for W3, where 50 would take half a minute a round, 10 for W4."""
     repeats: Annotated[int, whole(1)] = 3
     """Times that both sides are timed in turn, in each run."""
@@ -46,11 +46,11 @@ class Options:
     """Runs of so many repeats; the table shows their spread."""
     data_dir: Path | None = None
     """Folder of MNIST, for the epochs; None: digits, which come with hetperm but are fewer."""
-    sizes: Annotated[tuple[int, ...], several(whole(1))] = (10, 30, 100, 300, 1000)
+    sizes: Annotated[tuple[int, ...], several(whole(1, 100_000))] = (10, 30, 100, 300, 1000)
     """Numbers of clients of the scaling curve."""
     engine: Engine = "auto"
     """Engine of hetperm on one core; on two cores W3 runs on threads."""
-    workers: Annotated[int, whole(1)] = 1
+    workers: Annotated[int, whole(1, 256)] = 1
     """Cores of the epochs, literal or not."""
     quick: bool = False
     """A look at everything in small: few clients, one run, figures that mean little."""

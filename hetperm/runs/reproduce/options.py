@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from hetperm.checks import Names, check_fields, several, text, whole
+from hetperm.checks import LARGEST_SEED, Names, check_fields, several, text, whole
 
 EXPERIMENTS = {
     "synthetic": "the paper's synthetic set: curves of accuracy and loss",
@@ -40,7 +40,7 @@ class Options:
     """Go on with the folder of before: finished cells are not run again."""
     out: Path | None = None
     """Folder to write to, which must not exist; None: runs/reproduce-EXPERIMENT, or -2, ... if that is taken."""
-    seeds: Annotated[tuple[int, ...], several(whole(0))] = ()
+    seeds: Annotated[tuple[int, ...], several(whole(0, LARGEST_SEED))] = ()
     """Seeds; none: 0 to 4, for tuning 100 and 101."""
     settings: Annotated[Names, several(text)] = ()
     """Only these settings of the experiment, by name; none: all."""
@@ -60,7 +60,7 @@ class Options:
     """LEAF's FEMNIST, a folder of json files; None: what needs it is skipped."""
     tuned: Path | None = None
     """The values that tuning chose (chosen.toml); None: those that come with hetperm."""
-    workers: Annotated[int, whole(1)] = 1
+    workers: Annotated[int, whole(1, 256)] = 1
     """Threads or processes of an engine; decides no number."""
     quiet: bool = False
     """No line for every cell."""

@@ -1,0 +1,38 @@
+"""The memory that is free on this machine, as far as the system tells. Imports no torch."""
+
+from pathlib import Path
+
+GB = 2**30
+CGROUP = Path("/sys/fs/cgroup")  # of a container: the limit of its own group
+
+
+def available_bytes() -> int | None:
+    """Bytes that processes started now could use; None if the system does not tell.
+
+    Example:
+        >>> (available_bytes() or 2**30) > 2**20
+        True
+    """
+    limits = [limit for limit in (_free(), _left_in_group()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _free() -> int | None:
+    """Memory that the system would give without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    table = dict(line.split(":", 1) for line in lines)
+    return int(table["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in table else None
+
+
+def _left_in_group() -> int | None:
+    """What the limit of the control group leaves, without files that the system can drop."""
+    try:
+        most = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+        table = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" else int(most) - used + int(table.get("file", 0))
