@@ -1,5 +1,6 @@
 """AxisMap: which positions of which tensors belong to which channels of a model."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from submodels import norms
-from submodels.axes import Axis, choose_factors, factors, find, is_frozen, reason, segments
+from submodels.axes import Axis, choose_factors, factors, find, free_leaves, is_frozen, reason, segments
+from submodels.decisions import Decision, Formula, Size, grown, relevant, rewritten
 from submodels.declare import declare as declare_axes
-from submodels.sizes import Attribute
+from submodels.integers import Attribute, Traced
 from submodels.skeleton import named_tensors
 from submodels.terms import Fixed, Group, Product, Sum, Term, renumber, scales, without
 from submodels.trace import Declared, Trace, trace
@@ -57,6 +59,7 @@ class AxisMap:
         statistics: names of batch-norm running statistics; they are never averaged or written back.
         unknown: operations without a rule that froze an axis, with their number.
         notes: warnings from making the map, one sentence each.
+        decisions: comparisons of sizes in the forward that a cut could change; `counts` sees to it that none does.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -67,6 +70,7 @@ class AxisMap:
     parameters: tuple[str, ...]
     unknown: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
     @classmethod
     def trace(
@@ -139,16 +143,39 @@ class AxisMap:
         groups = tuple(
             ChannelGroup(i, axis.size, frozenset(axis.tags), tuple(members[i])) for i, axis in enumerate(free)
         )
-        return cls(
+        scaling = {source: term for source, term in attributes.items() if scales(term)}
+
+        def compile_size(size: int) -> Size:
+            if not isinstance(size, Traced):
+                return int(size)
+            if size.axis is not None:  # an axis in no tensor and no attribute cannot shrink
+                return compile_axis(size.axis) if all(id(x) in atoms for x in free_leaves(size.axis)) else int(size)
+            if size.formula is None:
+                return scaling.get(size.source, int(size))
+            symbol, left, right = size.formula
+            left, right = compile_size(left), compile_size(right)
+            return int(size) if isinstance(left, int) and isinstance(right, int) else Formula(symbol, left, right)
+
+        made = cls(
             groups=groups,
             dims=dims,
-            attributes={source: term for source, term in attributes.items() if scales(term)},
+            attributes=scaling,
             frozen_by=frozen_by,
             statistics=norms.statistics(model),
             parameters=tuple(name for name, _ in model.named_parameters()),
             unknown=dict(run.unknown),
             notes=tuple(run.notes),
         )
+        decisions = [
+            Decision(symbol, compile_size(a), compile_size(b), answer) for symbol, a, b, answer in run.comparisons
+        ]
+        return made._deciding(decisions)
+
+    def _deciding(self, decisions: Sequence[Decision]) -> "AxisMap":
+        """The map that keeps those decisions whose answer some width would change."""
+        if not any(decision.groups() for decision in decisions):
+            return self
+        return replace(self, decisions=relevant(decisions, [self.counts(width) for width in self.widths()]))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -161,13 +188,15 @@ class AxisMap:
         Args:
             own: channels a sub-model has; it can keep no more than those.
 
-        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.07 * 100 = 7.000000000000001``.
+        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.07 * 100 = 7.000000000000001``, and more
+        where the forward compares sizes and would get another answer (`submodels.decisions`).
         """
         check_width(width, self.sizes)
         own = own or self.sizes
-        return tuple(
+        counts = tuple(
             min(have, max(1, math.ceil(width * size - 1e-9))) for have, size in zip(own, self.sizes, strict=True)
         )
+        return grown(counts, self.decisions, own, self.sizes) if self.decisions else counts
 
     def widths(self) -> list[float]:
         """Every width at which the sub-model changes, from the narrowest to 1."""
@@ -206,7 +235,21 @@ class AxisMap:
             attributes={s: rewrite(t) for s, t in self.attributes.items() if scales(without(t, gone, self.sizes))},
             frozen_by={**self.frozen_by, **reasons},
             notes=(*self.notes, why),
+            decisions=tuple(d for d in (rewritten(d, gone, self.sizes, ids) for d in self.decisions) if d.groups()),
         )
+
+    def settled(self) -> "AxisMap":
+        """The map with every group kept whole for which only the whole model answers as the forward was answered."""
+        axis_map = self
+        while decision := next((d for d in axis_map.decisions if d.whole_only), None):
+            names = [group.name for group in axis_map.groups]
+            axis_map = axis_map.frozen(decision.groups(), f"the code asks whether {decision.question(names)}")
+        # A wider sub-model must contain the narrower ones; should growing ever break that, nothing may grow.
+        counts = [axis_map.counts(width) for width in axis_map.widths()] if axis_map.decisions else []
+        if any(a > b for narrow, wide in itertools.pairwise(counts) for a, b in zip(narrow, wide, strict=True)):
+            groups = {group for decision in axis_map.decisions for group in decision.groups()}
+            axis_map = axis_map.frozen(groups, "the code compares sizes that come apart with the width")
+        return axis_map
 
     def describe(self) -> str:
         """The map in the language of `declare`, one line per tensor, and what was kept whole and why."""

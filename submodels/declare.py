@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from submodels.axes import Axis, concat, fixed, product
-from submodels.sizes import Attribute
+from submodels.integers import Attribute
 from submodels.skeleton import named_tensors
 from submodels.trace import Declared
 

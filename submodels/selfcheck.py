@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from submodels.axismap import AxisMap
-from submodels.skeleton import named_tensors, on_meta, tensors_in
+from submodels.skeleton import holds_weights, named_tensors, on_meta, tensors_in
 from submodels.template import Template
 
 # One channel a group, and half of them: a single channel broadcasts and so hides mistakes that half of them shows.
@@ -22,6 +22,7 @@ def runnable(model: nn.Module, axis_map: AxisMap, inputs: tuple, kwargs: Mapping
     check = _Check(model, inputs, kwargs)
     while axis_map.groups and (failure := check.failure(axis_map)):
         axis_map = axis_map.frozen(*_remedy(axis_map, failure, check))
+    axis_map = axis_map.settled()
     if not axis_map.groups:
         reasons = sorted(set(axis_map.frozen_by.values()) - {"size 1", "kernel", "spatial", "model input"})
         raise ValueError(
@@ -116,9 +117,7 @@ class _Check:
 
 def _random(module: nn.Module) -> nn.Module:
     tensors = {
-        name: torch.randn(x.shape, dtype=x.dtype) * 0.1
-        if x.is_floating_point()
-        else torch.zeros(x.shape, dtype=x.dtype)
+        name: torch.randn(x.shape, dtype=x.dtype) * 0.1 if holds_weights(x) else torch.zeros(x.shape, dtype=x.dtype)
         for name, x in named_tensors(module)
     }
     return Template(module).filled(tensors)

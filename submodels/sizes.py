@@ -27,68 +27,7 @@ from submodels.axes import (
     tag,
     unify,
 )
-
-Attribute = tuple[str | int, ...]  # (module path, attribute name, position in a tuple, ...)
-
-
-class Traced(int):
-    """An integer that remembers what it measures: an axis, a module attribute, or a formula of such integers."""
-
-    axis: Axis | None
-    source: Attribute | None
-    formula: tuple[str, int, int] | None
-    owner: object
-
-    def __new__(cls, value: int, *, axis=None, source=None, formula=None, owner=None):
-        self = int.__new__(cls, value)
-        self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
-        return self
-
-    # Only an equality that holds is a relation between sizes; that two sizes differ says nothing of other widths.
-    def __eq__(self, other):
-        equal = int.__eq__(self, other)
-        if equal is True and isinstance(other, Traced) and self.owner is other.owner:
-            self.owner.found_equal(self, other)  # a check such as x.size(-1) == self.input_size
-        return equal
-
-    def __ne__(self, other):
-        return not self == other
-
-    __hash__ = int.__hash__
-
-    def __reduce__(self):
-        return int, (int(self),)  # copies and pickles are plain: what was traced does not outlive the run
-
-
-def _arithmetic(name: str, symbol: str, swap: bool):
-    compute = getattr(int, name)
-
-    def operation(self, other):
-        value = compute(self, other)
-        if type(value) is not int:
-            return value  # NotImplemented, or a float
-        pair = (other, self) if swap else (self, other)
-        return Traced(value, formula=(symbol, *pair), owner=self.owner)
-
-    return operation
-
-
-for _symbol, _name in {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod"}.items():
-    setattr(Traced, f"__{_name}__", _arithmetic(f"__{_name}__", _symbol, swap=False))
-    setattr(Traced, f"__r{_name}__", _arithmetic(f"__r{_name}__", _symbol, swap=True))
-Traced.__neg__ = lambda self: Traced(-int(self), formula=("-", 0, self), owner=self.owner)
-
-
-class TracedShape(tuple):
-    """A shape of traced integers."""
-
-    def numel(self) -> int:
-        """The product of the sizes, as a traced integer."""
-        total = 1
-        for size in self:
-            total = total * size
-        return total
-
+from submodels.integers import Attribute, Traced, TracedShape
 
 _KIND = {"*": "product", "+": "sum"}
 
@@ -102,11 +41,16 @@ class Sizes(TorchFunctionMode):
         self.attributes: dict[Attribute, list[Axis]] = {}  # every axis a stored integer measures
         self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
         self._formulas: list[tuple[tuple[str, int, int], Axis, bool]] = []
-        self._checked: list[tuple[Traced, Traced]] = []
+        self.comparisons: list[tuple[str, int, int, bool]] = []  # what the forward asked, and the answer
+        self._depth = 0  # inside one of torch's functions, where sizes are read unseen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        self._depth += 1
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._depth -= 1
         handler = _HANDLERS.get(func)
         answer = None if handler is None else handler(self, out, args, kwargs)
         return out if answer is None else answer
@@ -236,13 +180,14 @@ class Sizes(TorchFunctionMode):
         if is_frozen(axis):
             return
         for edge in (start, stop):
-            if edge is None or edge == 0 or edge >= axis.size or -edge >= axis.size:
+            number = int(edge or 0)  # a plain integer: a comparison with a traced one would count as the model's
+            if number == 0 or abs(number) >= axis.size:
                 continue
-            front = edge % axis.size
+            front = number % axis.size
             pieces = cut(axis, [front, axis.size - front])
             if pieces is None:
                 freeze(axis, "op:slice")
-            elif edge > 0:
+            elif number > 0:
                 self.link(edge, pieces[0], strict=True)
             else:
                 self.link(-edge, pieces[1], strict=True)
@@ -263,7 +208,7 @@ class Sizes(TorchFunctionMode):
 
     def _factor(self, x: Tensor, groups: int) -> None:
         """``groups`` counts the leading factor of the channels."""
-        if groups > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
+        if int(groups) > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
             self.link(groups, pair[0])
 
     def _constant(self, out: Tensor, sizes: tuple) -> None:
@@ -283,9 +228,9 @@ class Sizes(TorchFunctionMode):
             strict: freeze the axis as well if the integer comes from a formula that cannot be solved. A ``view`` of a
                 wrong size fails in the self-check; a slice of a wrong size runs and is wrong.
         """
-        if not isinstance(size, int) or size < 1 or int(size) != axis.size:
+        if not isinstance(size, int) or int(size) < 1 or int(size) != axis.size:
             return
-        if not isinstance(size, Traced) or size.owner is not self:
+        if not self._follows(size):
             freeze(axis, "literal size in the code")
             return
         if size.axis is not None:
@@ -295,9 +240,13 @@ class Sizes(TorchFunctionMode):
         if size.formula is not None:
             self._formulas.append((size.formula, axis, strict))
 
-    def found_equal(self, a: Traced, b: Traced) -> None:
-        """The model compared two sizes and found them equal: they must stay so."""
-        self._checked.append((a, b))
+    def compared(self, symbol: str, a: int, b: int, answer: bool) -> None:
+        """The model compared two sizes: at every width the answer must be the same."""
+        if not self._depth:  # a plain integer beside a traced one would be taken for a literal
+            self.comparisons.append((symbol, a, b, answer))
+
+    def _follows(self, size: int) -> bool:
+        return isinstance(size, Traced) and size.owner is self
 
     def _measured(self, size: int) -> Axis | None:
         """The axis that an integer measures, None if that is unknown; a plain number measures a fixed one."""
@@ -308,7 +257,8 @@ class Sizes(TorchFunctionMode):
     def _solve(self, formula: tuple[str, int, int], axis: Axis, strict: bool) -> None:
         """Say what the integers of a formula measure, given what its value does."""
         symbol, left, right = formula
-        if symbol in "*+" and min(left, right) > 0 and (parts := aligned(axis, [left, right], _KIND[symbol])):
+        sizes = int(left), int(right)
+        if symbol in "*+" and min(sizes) > 0 and (parts := aligned(axis, sizes, _KIND[symbol])):
             for size, part in zip((left, right), parts, strict=True):
                 self.link(size, part, strict=strict)
             return
@@ -316,7 +266,7 @@ class Sizes(TorchFunctionMode):
         if symbol == "//" and int(left) == int(right) * axis.size and other is not None:
             # E // num_heads used as head_dim: E is (num_heads head_dim)
             self.link(left, product([other, axis]), strict=strict)
-        elif symbol == "-" and right > 0 and other is not None:
+        elif symbol == "-" and int(right) > 0 and other is not None:
             self.link(left, concat([other, axis]), strict=strict)
         elif strict:
             freeze(axis, "a size computed in a way that cannot be followed")
@@ -325,7 +275,9 @@ class Sizes(TorchFunctionMode):
         """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
-        for a, b in self._checked:
+        for symbol, a, b, answer in self.comparisons:
+            if symbol != "==" or not answer or not self._follows(a) or not self._follows(b):
+                continue  # that two sizes differ relates no axes
             for axis, size in ((self._measured(a), b), (self._measured(b), a)):
                 if axis is not None:
                     self.link(size, axis)

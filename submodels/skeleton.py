@@ -23,6 +23,11 @@ def named_tensors(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple
     yield from module.named_buffers(remove_duplicate=not aliases)
 
 
+def holds_weights(x: Tensor) -> bool:
+    """Whether a tensor can be trained: real or complex numbers, not counts, indices or masks."""
+    return x.is_floating_point() or x.is_complex()
+
+
 def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Tensors kept as plain attributes, or in plain lists: neither parameter nor buffer, never cut."""
     for part in module.modules():

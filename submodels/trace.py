@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from submodels import rules
 from submodels.axes import Axis, choose_factors, find, fixed, freeze, product, tag, unify
-from submodels.sizes import Attribute, Sizes
-from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
+from submodels.integers import Attribute
+from submodels.sizes import Sizes
+from submodels.skeleton import holds_weights, named_tensors, on_meta, rebuild, tensors_in
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Trace:
     attributes: dict[Attribute, Axis]
     unknown: dict[str, int] = field(default_factory=dict)  # operation without a rule -> number of calls that froze
     notes: list[str] = field(default_factory=list)
+    comparisons: list[tuple[str, int, int, bool]] = field(default_factory=list)  # of sizes, with their answers
 
 
 class Tracer(TorchDispatchMode):
@@ -102,6 +104,7 @@ def trace(
         for axis in axes:
             choose_factors(axis, heads)
         result.sizes.freeze_unequal()
+    result.trace.comparisons = result.sizes.comparisons
     return result.trace
 
 
@@ -131,7 +134,7 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     sizes.attributes.update({source: [axis] for source, axis in declared.attributes.items()})
     for name, x in named_tensors(model):
         own = declared.tensors.get(name)
-        tracer[x] = own or [Axis(n, None if x.is_floating_point() else "integer buffer") for n in x.shape]
+        tracer[x] = own or [Axis(n, None if holds_weights(x) else "integer buffer") for n in x.shape]
     for x in tree_flatten((inputs, kwargs))[0]:
         if isinstance(x, Tensor):
             tracer[x] = [fixed(n, "model input") for n in x.shape]
