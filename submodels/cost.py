@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from submodels.allocator import peak_bytes, quiet, static_bytes
 from submodels.meter import Metered, metered
 from submodels.norms import statistics
-from submodels.skeleton import named_tensors
+from submodels.skeleton import holds_weights, named_tensors
 from submodels.step import (
     as_arguments,
     batched,
@@ -163,7 +163,7 @@ def measure(
 def wire_bytes(module: nn.Module) -> int:
     """Bytes that travel one way: parameters and floating buffers, tied ones once, without norms' running statistics."""
     left = statistics(module)
-    return sum(x.nbytes for name, x in named_tensors(module) if x.is_floating_point() and name not in left)
+    return sum(x.nbytes for name, x in named_tensors(module) if holds_weights(x) and name not in left)
 
 
 def _with_update(step: Metered, module: nn.Module, optimizer: _Optimizer) -> int:

@@ -14,7 +14,7 @@ from submodels.cost import Cost, count
 from submodels.extractors import Extractor, Static, as_extractor
 from submodels.indexset import IndexSet
 from submodels.selfcheck import runnable
-from submodels.skeleton import named_tensors, on_meta
+from submodels.skeleton import holds_weights, named_tensors, on_meta
 from submodels.template import Template
 from submodels.verify import Report, verify
 
@@ -258,5 +258,5 @@ def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:
 def _write(sub: Submodel, into: nn.Module, index: IndexSet) -> None:
     targets = dict(named_tensors(into))
     for name, x in named_tensors(sub.module):
-        if x.is_floating_point() and name not in sub.axis_map.statistics:
+        if holds_weights(x) and name not in sub.axis_map.statistics:
             index.scatter_(name, targets[name], x)
