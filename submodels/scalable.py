@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from submodels.axismap import AxisMap, as_tuple, check_width
+from submodels.batch import Dims, find_batch, stated
 from submodels.budget import Budget, largest
 from submodels.cost import Cost, count
 from submodels.extractors import Extractor, Static, as_extractor
@@ -150,22 +152,39 @@ class ScalableModel:
         """Proof, in float64, that sub-models compute what the masked global model computes; see `submodels.verify`."""
         return verify(self, widths)
 
-    def cost(self, width: float, batch_size: int = 32, optimizer: str = "sgd") -> Cost:
-        """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it."""
-        key = (self.axis_map.counts(width), batch_size, optimizer)
+    @cached_property
+    def batch_dims(self) -> Dims:
+        """For every tensor of the example the dimension that counts samples, None for those that have none."""
+        return find_batch(self.model, self.example_inputs, self.example_kwargs)
+
+    def cost(
+        self, width: float, batch_size: int = 32, optimizer: str = "sgd", batch_dim: int | Dims | None = None
+    ) -> Cost:
+        """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it.
+
+        Args:
+            batch_dim: the dimension of the inputs that counts samples, or one per tensor; found unless given. A model
+                without such a dimension (of a whole graph, say) is priced on its example.
+        """
+        arguments = self.example_inputs, self.example_kwargs
+        dims = self.batch_dims if batch_dim is None else stated(batch_dim, arguments)
+        key = (self.axis_map.counts(width), batch_size, optimizer, dims)
         if key not in self._costs:
             module = self.template_of(key[0]).module
-            self._costs[key] = count(
-                module, self.example_inputs, self.example_kwargs, batch_size=batch_size, optimizer=optimizer
-            )
+            self._costs[key] = count(module, *arguments, batch_size=batch_size, optimizer=optimizer, batch_dims=dims)
         return self._costs[key]
 
     def fit(
-        self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"
+        self,
+        budget: Budget,
+        batch_size: int = 32,
+        widths: Sequence[float] | None = None,
+        optimizer: str = "sgd",
+        batch_dim: int | Dims | None = None,
     ) -> float:
-        """The largest width that fits a budget: of all, or of a grid of widths."""
+        """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
         grid = self.axis_map.widths() if widths is None else list(widths)
-        return largest(lambda width: self.cost(width, batch_size, optimizer), budget, grid)
+        return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim), budget, grid)
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor of every parameter and buffer of the global model, detached."""

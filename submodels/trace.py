@@ -161,6 +161,27 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     return _Observation(Trace(named, {}, tracer.unknown, notes), sizes)
 
 
+def observed_axes(model: nn.Module, inputs: tuple, kwargs: Mapping) -> tuple[list[list[Axis]], list[Axis], list[Axis]]:
+    """(axes of every input tensor, axes of the weights, axes of the outputs) of a run in which inputs may shrink too.
+
+    Args:
+        model: a copy on the meta device; its integers are replaced.
+    """
+    tracer = Tracer()
+    sizes = Sizes(tracer, "whole")
+    for _, x in named_tensors(model):
+        tracer[x] = [Axis(n) for n in x.shape]
+    weights = [axis for _, x in named_tensors(model) for axis in tracer[x]]
+    tensors = [x for x in tree_flatten((inputs, kwargs))[0] if isinstance(x, Tensor)]
+    for x in tensors:
+        tracer[x] = [Axis(n) for n in x.shape]
+    rows = [tracer[x] for x in tensors]
+    sizes.follow_attributes(model)
+    outputs = _run(model.eval(), inputs, kwargs, (torch.device("meta"), sizes, tracer))
+    sizes.finish()
+    return rows, weights, [axis for x in outputs for axis in tracer[x]]
+
+
 def _run(model: nn.Module, inputs: tuple, kwargs: Mapping, observers: Iterable) -> list[Tensor]:
     """The tensors that a model returns when it runs under the eyes of all observers, the last one innermost."""
     with _quiet_caches(), torch.no_grad(), ExitStack() as stack:
