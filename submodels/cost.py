@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from submodels.allocator import peak_bytes, quiet, static_bytes
-from submodels.axismap import as_tuple
 from submodels.batch import Dims, leading
+from submodels.calls import Call
 from submodels.meter import Metered, metered
 from submodels.norms import statistics
 from submodels.skeleton import holds_weights, named_tensors
@@ -157,8 +157,8 @@ def measure(
 
 
 def _batch(inputs: Any, kwargs: Mapping[str, Any] | None, size: int, dims: Dims | None) -> Batch:
-    args, kwargs = as_tuple(inputs), dict(kwargs or {})
-    return Batch(args, kwargs, size, leading((args, kwargs)) if dims is None else dims)
+    call = Call(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
+    return Batch(call, size, leading(call) if dims is None else dims)
 
 
 def _measured(module: nn.Module, batch: Batch, rule: "_Optimizer") -> int:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from submodels.batch import Dims
+from submodels.calls import Call
 from submodels.skeleton import loose_tensors, named_tensors, rebuild
 
 
@@ -83,13 +84,12 @@ class Batch:
     """Arguments of a forward, and how to make as many samples of them as a step takes.
 
     Attributes:
-        args, kwargs: the example.
+        call: the example.
         size: samples of a training step.
         dims: for every tensor of the example the dimension that counts samples, None for those that have none.
     """
 
-    args: tuple
-    kwargs: dict
+    call: Call
     size: int
     dims: Dims
 
@@ -105,7 +105,7 @@ class Batch:
         def resized(x: Any) -> Any:
             return make(x, next(dims), self.size) if isinstance(x, Tensor) else x
 
-        return tree_map(resized, (self.args, self.kwargs))
+        return tree_map(resized, tuple(self.call))
 
 
 def fake_batch(x: Tensor, dim: int | None, size: int) -> Tensor:
