@@ -8,6 +8,7 @@ from torch import nn
 
 from submodels.axismap import AxisMap
 from submodels.calls import Examples
+from submodels.recurrence import TwoSteps
 from submodels.skeleton import holds_weights, named_tensors, on_meta
 from submodels.states import cut_call
 from submodels.template import Template
@@ -116,7 +117,7 @@ class _Check:
             if axis_map is not None and axis_map.states:
                 kept = [torch.arange(n) for n in counts]
                 call = cut_call(call, number, axis_map.states, kept, axis_map.sizes)
-            with torch.device(self.device):
+            with torch.device(self.device), TwoSteps():
                 out = module(*call.args, **call.kwargs)
             shapes += [tuple(x.shape) for x in self.examples.whole(out)]
         return shapes

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import _VF, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from submodels.axes import (
@@ -18,6 +18,7 @@ from submodels.axes import (
     aligned,
     concat,
     cut,
+    find,
     fixed,
     freeze,
     growth,
@@ -27,7 +28,8 @@ from submodels.axes import (
     tag,
     unify,
 )
-from submodels.integers import Attribute, Traced, TracedShape
+from submodels.integers import Attribute, Traced, TracedShape, change_integers
+from submodels.literals import VIEW, literal_of, sizes_of
 
 _KIND = {"*": "product", "+": "sum"}
 
@@ -57,19 +59,12 @@ class Sizes(TorchFunctionMode):
 
     def follow_attributes(self, model: nn.Module) -> None:
         """Replace the integers stored in modules by traced ones that know where they are stored."""
-        for path, module in model.named_modules():
-            for key, value in vars(module).items():
-                if not key.startswith("_"):
-                    vars(module)[key] = self._sourced(value, (path, key))
 
-    def _sourced(self, value: Any, source: Attribute) -> Any:
-        if type(value) is int and value > 1:  # not a bool; and 0 and 1 measure no axis that could shrink
-            return Traced(value, source=source, owner=self)
-        if type(value) in (tuple, list):
-            items = [self._sourced(item, (*source, i)) for i, item in enumerate(value)]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                return type(value)(items)
-        return value
+        def traced(value: int, source: Attribute) -> int:
+            # 0 and 1 measure no axis that could shrink
+            return Traced(value, source=source, owner=self) if value > 1 else value
+
+        change_integers(model, traced)
 
     # Handlers: (what the call returned, its arguments) -> what the model gets instead, or None for the same.
 
@@ -84,8 +79,20 @@ class Sizes(TorchFunctionMode):
     def _numel(self, out, args, kwargs) -> int:
         return self._shape(out, args, kwargs).numel()
 
+    def _expand(self, out, args, kwargs) -> None:
+        self._link_all(sizes_of(args[1:], kwargs), out)
+
     def _reshape(self, out, args, kwargs) -> None:
-        self._link_all(_sizes(args[1:], kwargs), out)
+        sizes = sizes_of(args[1:], kwargs)
+        if literal := literal_of(sizes):  # a sub-model replaces it, so it has a source like any stored integer
+            sizes = (sizes[0], Traced(literal, source=("", VIEW, literal), owner=self))
+        self._link_all(sizes, out)
+
+    def _squeeze(self, _out, args, kwargs) -> None:
+        """Without a dimension, an axis that shrinks to one would go too: more than one must be kept."""
+        if len(args) == 1 and not kwargs:
+            shape = self._shape(None, args, {})
+            self.comparisons += [("==", size, 1, False) for size in shape if int(size) > 1]
 
     def _unflatten(self, out, args, kwargs) -> None:
         x, dim, sizes = arguments(args, kwargs, "input", "dim", "sizes")
@@ -135,11 +142,19 @@ class Sizes(TorchFunctionMode):
         else:
             tag(inner, "op:scaled_dot_product_attention")
 
+    def _lstm(self, _out, args, _kwargs) -> None:
+        """An LSTM projects its output if its two states differ in size: they must not become equal."""
+        states = args[1]
+        if isinstance(states, tuple | list) and len(states) == 2:
+            output, cell = (self._shape(None, (state,), {})[-1] for state in states)
+            if int(output) != int(cell):
+                self.comparisons.append(("==", output, cell, False))
+
     def _new(self, out, args, kwargs) -> None:
-        self._constant(out, _sizes(args, kwargs))
+        self._constant(out, sizes_of(args, kwargs))
 
     def _new_like(self, out, args, kwargs) -> None:
-        self._constant(out, _sizes(args[1:], kwargs))
+        self._constant(out, sizes_of(args[1:], kwargs))
 
     # What handlers have in common.
 
@@ -258,6 +273,8 @@ class Sizes(TorchFunctionMode):
         """Say what the integers of a formula measure, given what its value does."""
         symbol, left, right = formula
         sizes = int(left), int(right)
+        if symbol == "*" and self._solve_multiple(left, right, axis):
+            return
         if symbol in "*+" and min(sizes) > 0 and (parts := aligned(axis, sizes, _KIND[symbol])):
             for size, part in zip((left, right), parts, strict=True):
                 self.link(size, part, strict=strict)
@@ -270,6 +287,18 @@ class Sizes(TorchFunctionMode):
             self.link(left, concat([other, axis]), strict=strict)
         elif strict:
             freeze(axis, "a size computed in a way that cannot be followed")
+
+    def _solve_multiple(self, left: int, right: int, axis: Axis) -> bool:
+        """``2 * hidden`` of a concatenation: runs of ``hidden`` one after the other, such as the gates of an LSTM."""
+        for size, times in ((left, right), (right, left)):
+            if not self._follows(size) or self._follows(times) or int(times) < 2 or find(axis).kind != "sum":
+                continue
+            runs = cut(axis, [int(size)] * int(times))
+            if runs is not None:
+                for run in runs:
+                    self.link(size, run, strict=True)
+                return True
+        return False
 
     def finish(self) -> None:
         """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
@@ -307,8 +336,10 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
     torch.Tensor.view: Sizes._reshape,
     torch.Tensor.reshape: Sizes._reshape,
     torch.reshape: Sizes._reshape,
-    torch.Tensor.expand: Sizes._reshape,
-    torch.broadcast_to: Sizes._reshape,
+    torch.Tensor.expand: Sizes._expand,
+    torch.broadcast_to: Sizes._expand,
+    torch.squeeze: Sizes._squeeze,
+    torch.Tensor.squeeze: Sizes._squeeze,
     torch.Tensor.unflatten: Sizes._unflatten,
     torch.unflatten: Sizes._unflatten,
     torch.split: Sizes._split,
@@ -335,6 +366,7 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
     **dict.fromkeys((F.group_norm, torch.group_norm), Sizes._group_norm),
     **dict.fromkeys((F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm), Sizes._layer_norm),
     F.scaled_dot_product_attention: Sizes._attention,
+    _VF.lstm: Sizes._lstm,
     **dict.fromkeys((torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn), Sizes._new),
     **dict.fromkeys((torch.Tensor.new_zeros, torch.Tensor.new_ones), Sizes._new_like),
     **dict.fromkeys((torch.Tensor.new_empty, torch.Tensor.new_full), Sizes._new_like),
@@ -344,11 +376,3 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
 def arguments(args: tuple, kwargs: Mapping[str, Any], *names: str) -> list[Any]:
     """The values of a call's leading parameters, given by position or by name; None where left out."""
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
-
-
-def _sizes(args: tuple, kwargs: Mapping) -> tuple:
-    if not args:
-        args = (kwargs.get("shape", kwargs.get("size", ())),)
-    if isinstance(args[0], tuple | list):
-        args = tuple(args[0])
-    return tuple(args)

@@ -112,7 +112,10 @@ def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
     elif kind is list and all(map(_is_immutable, value)):
         new = list(value)
     else:
-        return copy.deepcopy(value, memo)
+        try:
+            return copy.deepcopy(value, memo)
+        except TypeError:  # a lock, a file, a generator: nothing of it depends on the width, so copies share it
+            new = value
     memo[id(value)] = new
     return new
 

@@ -19,6 +19,7 @@ from submodels import rules
 from submodels.axes import Axis, choose_factors, find, fixed, freeze, leaves, product, tag, unify
 from submodels.calls import Call, Examples
 from submodels.integers import Attribute
+from submodels.recurrence import TwoSteps
 from submodels.sizes import Sizes
 from submodels.skeleton import holds_weights, named_tensors, on_meta, rebuild, tensors_in
 from submodels.states import StateName, find_states
@@ -231,7 +232,7 @@ def observed_axes(model: nn.Module, call: Call) -> tuple[list[list[Axis]], list[
 
 def _run(model: nn.Module, call: Call, observers: Iterable) -> Any:
     """What a model returns when it runs under the eyes of all observers, the last one innermost."""
-    with _quiet_caches(), torch.no_grad(), ExitStack() as stack:
+    with _quiet_caches(), torch.no_grad(), TwoSteps(), ExitStack() as stack:
         for observer in observers:
             stack.enter_context(observer)
         return model(*call.args, **call.kwargs)

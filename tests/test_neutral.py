@@ -45,6 +45,7 @@ BETWEEN = [
     ("noise drawn in place", lambda m, x: x * torch.empty_like(x).uniform_()),
     ("dropout that never rests", lambda m, x: F.dropout(x, 0.3, training=True)),
     ("a root of the width", lambda m, x: x / math.sqrt(x.size(-1))),
+    ("a mean squared error", lambda m, x: x * F.mse_loss(x, x.detach() * 0.5)),
     ("a mean by hand", lambda m, x: x - x.sum(-1, keepdim=True) / x.size(-1)),
 ]
 

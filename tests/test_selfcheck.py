@@ -43,10 +43,10 @@ class AssertsItsChannels(nn.Module):
 class ReadsItsConfig(nn.Module):
     def __init__(self):
         super().__init__()
-        self.config = SimpleNamespace(channels=8)
+        self.config = SimpleNamespace(channels="8")  # text: an integer would be followed
 
     def forward(self, x):
-        if x.shape[1] != self.config.channels:
+        if str(x.shape[1]) != self.config.channels:
             raise ValueError(f"expected {self.config.channels} channels, got {x.shape[1]}")
         return x
 
@@ -132,7 +132,7 @@ def test_a_model_that_runs_has_no_notes(caplog):
 def test_two_modules_that_do_not_run_are_both_mended():
     model = Net(AssertsItsChannels())
     model.last = nn.Sequential(model.last, ReadsItsConfig())
-    model.last[1].config.channels = 6
+    model.last[1].config.channels = "6"
     scalable = ScalableModel(model, X)
     assert scalable.sizes == (12,) and len(scalable.axis_map.notes) == 2
     assert scalable.verify([0.5]).exact

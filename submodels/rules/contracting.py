@@ -55,15 +55,15 @@ def linear(t, out, x, weight, bias=None):
 
 
 def attention(t, out, q, k, v, *settings, **kw):
-    """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width."""
+    """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width.
+
+    Where several query heads read one key head (grouped queries), the query heads are (key heads, queries of each).
+    """
     *batch, rows, inner = t[q]
-    # Several query heads read one key head: dropping a key head would drop all of them, which no term can say.
-    require(
-        q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries"
-    )
     for i, axis in enumerate(batch):
-        unify(axis, t[k][i])
-        unify(axis, t[v][i])
+        for other in (t[k][i], t[v][i]):
+            require(other.size and axis.size % other.size == 0, "heads of queries and of keys that do not match")
+            unify(axis, product([other, Axis(axis.size // other.size)]))
     unify(inner, t[k][-1])
     unify(t[k][-2], t[v][-2])
     freeze(t[k][-2], "op:softmax")  # a softmax runs over the keys: leaving some out changes the weight of the others
