@@ -142,7 +142,7 @@ class ScalableModel:
         """The template that keeps so many channels of every group; made once."""
         counts = tuple(counts)
         if counts not in self._templates:
-            self._templates[counts] = Template.of(self.model, self.axis_map, counts)
+            self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
         return self._templates[counts]
 
     def embed(self, tensors: Mapping[str, Tensor], index: IndexSet) -> dict[str, Tensor]:

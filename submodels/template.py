@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from submodels.axismap import AxisMap
 from submodels.integers import replace_integer
 from submodels.literals import VIEW, ViewHooks
+from submodels.pretrained import resize_config
 from submodels.skeleton import Skeleton, named_tensors, rebuild
 
 
@@ -21,8 +22,12 @@ class Template:
         self._names = [(name, id(x)) for name, x in named_tensors(module)]
 
     @classmethod
-    def of(cls, model: nn.Module, axis_map: AxisMap, counts: Sequence[int]) -> "Template":
-        """The template that keeps ``counts`` channels of every group."""
+    def of(cls, model: nn.Module, axis_map: AxisMap, counts: Sequence[int], *, with_config: bool = False) -> "Template":
+        """The template that keeps ``counts`` channels of every group.
+
+        Args:
+            with_config: also find the config of a pretrained-style model (`submodels.pretrained`); it takes a moment.
+        """
         small = {
             id(x): torch.empty(axis_map.shape(name, counts), dtype=x.dtype, device="meta")
             for name, x in named_tensors(model)
@@ -40,6 +45,8 @@ class Template:
             ViewHooks(literals).install(module)
         for part in module.modules():
             _update_layer(part)
+        if with_config:
+            resize_config(module, axis_map, counts)
         return cls(module)
 
     def __reduce__(self):

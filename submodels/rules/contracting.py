@@ -34,6 +34,14 @@ def baddbmm(t, out, bias, a, b, **_kw):
     same(t, t[out], t[bias])
 
 
+def grouped_mm(t, out, a, b, *_args, **_kw):
+    """Matrix product per expert: rows of a, sorted by expert, times the matrix of each; experts stay whole."""
+    require(a.dim() == 2 and b.dim() == 3, "experts of another layout")
+    freeze(t[b][0], "op:_grouped_mm")
+    unify(t[a][1], t[b][1])
+    t[out] = [t[a][0], t[b][2]]
+
+
 def mv(t, out, a, b):
     """Matrix times vector: the inner axes are one, the rows remain."""
     unify(t[a][1], t[b][0])
@@ -107,6 +115,7 @@ RULES = {
     "addmm": addmm,
     "bmm": bmm,
     "baddbmm": baddbmm,
+    "_grouped_mm": grouped_mm,
     "mv": mv,
     "dot": dot,
     "vdot": dot,
