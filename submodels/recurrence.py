@@ -17,6 +17,8 @@ class TwoSteps(TorchFunctionMode):
     """Runs recurrent layers on the first two steps of sequences without values, and returns as many as were given."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is _VF._pad_packed_sequence and not kwargs:
+            return _pad_packed(*args)
         if func not in RECURRENT or kwargs or not _is_padded_batch(args):
             return func(*args, **(kwargs or {}))
         x, batch_first = args[0], args[-1]
@@ -27,6 +29,23 @@ class TwoSteps(TorchFunctionMode):
         out, *states = func(x.narrow(time, 0, _STEPS), *args[1:])
         every = torch.zeros(steps, dtype=torch.long, device="meta")  # no values, so any of the two steps will do
         return out.index_select(time, every), *states
+
+
+def _pad_packed(data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
+    """What torch's function computes, from operations that say which features are which.
+
+    Args:
+        data: (steps of all sequences, features), step by step; `sizes`: (steps,) sequences that have each step.
+    """
+    counts = sizes.tolist()
+    rows, start = [], 0
+    for count in counts + [0] * (total - len(counts)):
+        rows += [start + i if i < count else len(data) for i in range(counts[0])]  # the row after the last is padding
+        start += count
+    padded = torch.cat([data, torch.full_like(data[:1], value)])[torch.tensor(rows)]
+    padded = padded.unflatten(0, (-1, counts[0]))
+    lengths = torch.tensor([sum(count > i for count in counts) for i in range(counts[0])])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
 def _is_padded_batch(args: tuple[Any, ...]) -> bool:

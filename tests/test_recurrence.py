@@ -5,8 +5,10 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from submodels import AxisMap, ScalableModel
+from submodels.recurrence import TwoSteps
 
 torch.set_num_threads(1)
 
@@ -86,3 +88,31 @@ def test_an_encoder_cut_to_an_odd_number_of_heads_evaluates_padded_sequences(wid
     assert module.encoder.use_nested_tensor == (width == 0.5)
     with torch.no_grad():
         assert module(words, padding).shape == (2, 5, 3)
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths, packed for the layer and padded after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn, self.out = nn.Embedding(50, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        out, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return self.out(out.mean(1))
+
+
+def test_packed_sequences_are_cut_by_their_features():
+    scalable = ScalableModel(Packed(), (torch.randint(0, 50, (3, 6)), torch.tensor([6, 3, 5])))
+    assert sorted(scalable.sizes) == [16, 32] and scalable.verify([0.5]).exact
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("total", [None, 7])
+def test_padding_in_a_trace_is_torchs_padding(batch_first, total):
+    packed = pack_padded_sequence(torch.randn(5, 3, 4), torch.tensor([5, 2, 3]), enforce_sorted=False)
+    expected = pad_packed_sequence(packed, batch_first, -1.0, total)
+    with TwoSteps():
+        ours = pad_packed_sequence(packed, batch_first, -1.0, total)
+    assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])

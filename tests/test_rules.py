@@ -229,6 +229,12 @@ REDUCING = [
     ("avg_pool1d", lambda x: F.avg_pool1d(x, 2), [(2, 3, 4)], "a b . -> a b ."),
     ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 2), [(2, 3, 4, 6)], "a b . . -> a b . ."),
     ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 2), [(2, 3, 4, 6)], "a b . . -> a b . ."),
+    (
+        "max_unpool2d",
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        [(2, 3, 4, 6)],
+        "a b . . -> a b . .",
+    ),
     ("pooling of one image", lambda x: F.max_pool2d(x, 2), [(3, 4, 6)], "a . . -> a . ."),
     ("interpolate", lambda x: F.interpolate(x, scale_factor=2), [(2, 3, 4, 6)], "a b . . -> a b . ."),
     (

@@ -80,6 +80,15 @@ def embedding_bag(t, out, weight, index, *_args, **_kw):
                 for i, n in enumerate(o.shape)]  # fmt: skip
 
 
+def pack_padded(t, out, x, lengths, *_args):
+    """Padded sequences as one row of steps: steps and samples stay whole, the features remain."""
+    for axis in (*t[x][:2], *t[lengths]):
+        freeze(axis, "op:_pack_padded_sequence")
+    data, sizes = out
+    t[data] = [fixed(data.shape[0], "op:_pack_padded_sequence"), *t[x][2:]]
+    t[sizes] = [fixed(n, "op:_pack_padded_sequence") for n in sizes.shape]
+
+
 def trilinear(t, out, *call, **_kw):
     """Product of three operands, each with broadcast axes put in, summed over some: equal positions are one axis."""
     operands, expanded, summed = call[:3], call[3:6], call[6]
@@ -105,4 +114,5 @@ RULES = {
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), index_put),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),
     "_trilinear": trilinear,
+    "_pack_padded_sequence": pack_padded,
 }
