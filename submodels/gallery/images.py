@@ -198,7 +198,7 @@ SEGMENTATION = {
 VIDEO = {
     "r3d-18": Case(_vision("video", "r3d_18"), numbers(2, 3, 4, 32, 32)),
     "mc3-18": Case(_vision("video", "mc3_18"), numbers(2, 3, 4, 32, 32)),
-    "s3d": Case(_vision("video", "s3d"), numbers(2, 3, 16, 64, 64)),
+    "r2plus1d-18": Case(_vision("video", "r2plus1d_18"), numbers(2, 3, 4, 32, 32)),
     "frames-lstm": Case(FramesLSTM, numbers(2, 4, 3, 16, 16)),
     "timesformer": Case(TimeSformer, numbers(2, 3, 4, 16, 16)),
 }
