@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from submodels.indexset import IndexSet, Whole
+from submodels.skeleton import holds_weights
 
 Update = tuple[Mapping[str, Tensor], IndexSet | Whole, float]
 
@@ -40,7 +41,7 @@ def average(
     out = dict(w)
     for name, old in w.items():
         voters = [i for i, (tensors, _, weight) in enumerate(updates) if name in tensors and weight > 0]
-        if voters and old.is_floating_point() and name not in updates[voters[0]][1].statistics:
+        if voters and holds_weights(old) and name not in updates[voters[0]][1].statistics:
             out[name] = _mean(name, old, [updates[i] for i in voters], votes[name][voters] if name in votes else None)
     return out
 
@@ -48,6 +49,7 @@ def average(
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:
     # Sums run in single precision at least: in bfloat16 a sum of ones stops at 256.
     total = torch.empty_like(old, dtype=torch.promote_types(old.dtype, torch.float32))
+    real = total.dtype.to_real()  # weights are real numbers, also those of complex tensors
     groups: dict[IndexSet | Whole, list[int]] = {}
     for i, (_, index, _) in enumerate(updates):
         groups.setdefault(index, []).append(i)
@@ -58,12 +60,12 @@ def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | Non
     whole = next((index for index in groups if votes is None and index.covers(name, old)), None)
     if whole is None:
         total.zero_()
-        weights = torch.zeros_like(total)
+        weights = torch.zeros_like(total, dtype=real)
     else:  # some clients cover the whole tensor: no coordinate is left out, and nothing need be zeroed first
         members = groups.pop(whole)
         for k, (part, _) in enumerate(terms(members)):
             whole.scatter_(name, total, part, accumulate=k > 0)
-        weights = torch.full_like(total, sum(updates[i][2] for i in members))
+        weights = torch.full_like(total, sum(updates[i][2] for i in members), dtype=real)
     for index, members in groups.items():
         # Clients with equal index sets are added up while small and scattered once.
         part, weight = _sum(terms(members))
@@ -77,7 +79,7 @@ def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | Non
 def _term(name: str, update: Update, vote: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """(tensor times weight, weight) of an update."""
     tensors, _, weight = update
-    p, part = like.new_tensor(weight), tensors[name].detach().to(like)
+    p, part = like.new_tensor(weight, dtype=like.dtype.to_real()), tensors[name].detach().to(like)
     part = part if weight == 1 else part * p
     if vote is None:
         return part, p

@@ -61,6 +61,11 @@ def is_frozen(axis: Axis) -> bool:
     return all(leaf.frozen_by for leaf in leaves(axis))
 
 
+def free_leaves(axis: Axis) -> list[Axis]:
+    """The atoms of an axis that can shrink."""
+    return [leaf for leaf in leaves(axis) if not leaf.frozen_by]
+
+
 def reason(axis: Axis) -> str:
     """Why a frozen axis is whole: the first reason that says more than 'size 1'."""
     reasons = [leaf.frozen_by for leaf in leaves(axis) if leaf.frozen_by]

@@ -1,23 +1,29 @@
 """AxisMap: which positions of which tensors belong to which channels of a model."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
 from torch import nn
 
 from submodels import norms
-from submodels.axes import Axis, choose_factors, factors, find, is_frozen, reason, segments
+from submodels.axes import Axis, choose_factors, factors, find, free_leaves, is_frozen, reason, segments
+from submodels.calls import Examples, examples_of, unwrapped
+from submodels.decisions import Decision, Formula, Size, grown, relevant, rewritten
 from submodels.declare import declare as declare_axes
-from submodels.sizes import Attribute
+from submodels.integers import Attribute, Traced
 from submodels.skeleton import named_tensors
+from submodels.states import States
 from submodels.terms import Fixed, Group, Product, Sum, Term, renumber, scales, without
 from submodels.trace import Declared, Trace, trace
 
-# Reasons that need no mention: every model has them, and nothing is lost by them.
-_EXPECTED = frozenset({"size 1", "kernel", "spatial", "model input", "model output", "integer buffer"})
+# Reasons that come first in `describe`: every model has them.
+_EXPECTED = ("model input", "model output", "kernel", "spatial", "integer buffer")
+
+_SHOWN = (0.5, 0.25, 0.0625)  # widths that `describe` reports on
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,14 @@ class ChannelGroup:
     members: tuple[tuple[str, int], ...] = ()
 
     @property
+    def noun(self) -> str:
+        """What its channels are: heads, groups or channels."""
+        return "heads" if "heads" in self.tags else "groups" if "groups" in self.tags else "channels"
+
+    @property
     def name(self) -> str:
         """The name `AxisMap.describe` gives it: h for heads, g for groups, c for channels, and its number."""
-        return f"{'h' if 'heads' in self.tags else 'g' if 'groups' in self.tags else 'c'}{self.id}"
+        return f"{self.noun[0]}{self.id}"
 
     @property
     def mixed_by(self) -> frozenset[str]:
@@ -57,6 +68,8 @@ class AxisMap:
         statistics: names of batch-norm running statistics; they are never averaged or written back.
         unknown: operations without a rule that froze an axis, with their number.
         notes: warnings from making the map, one sentence each.
+        decisions: comparisons of sizes in the forward that a cut could change; `counts` sees to it that none does.
+        states: the terms of inputs that the model also returns and that are cut with it (`submodels.states`).
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -67,12 +80,14 @@ class AxisMap:
     parameters: tuple[str, ...]
     unknown: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    states: States = field(default_factory=dict)
 
     @classmethod
     def trace(
         cls,
         model: nn.Module,
-        example_inputs: Any,
+        example_inputs: Any = None,
         example_kwargs: Mapping[str, Any] | None = None,
         *,
         declare: Mapping[str, str] | None = None,
@@ -81,16 +96,24 @@ class AxisMap:
         """The map of a model, read off one run on the meta device; the model itself is not touched.
 
         Args:
-            example_inputs: a tensor or a tuple, as the model's forward takes them.
+            example_inputs: what the model's forward takes (see `submodels.calls`).
             declare: axes stated by hand (see `submodels.declare`); they win over what the run shows.
             heads: "whole" keeps or drops attention heads as wholes, "dim" keeps all and narrows them.
         """
+        model = unwrapped(model)
+        return cls.of(model, examples_of(model, example_inputs, example_kwargs), declare, heads)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, examples: Examples, declare: Mapping[str, str] | None = None, heads: str = "whole"
+    ) -> "AxisMap":
+        """The map of a model, read off runs of its examples; arguments as in `trace`."""
         if heads not in ("whole", "dim"):
             raise ValueError(f"heads={heads!r} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"{model!r} is not a model; give an nn.Module, such as torchvision.models.resnet18()")
         declared = declare_axes(model, declare or {})
-        return cls._compiled(model, trace(model, as_tuple(example_inputs), example_kwargs or {}, declared, heads))
+        run = trace(model, examples, declared, heads)
+        declared.check()
+        return cls._compiled(model, run)
 
     @classmethod
     def declared(cls, model: nn.Module, patterns: Mapping[str, str]) -> "AxisMap":
@@ -139,16 +162,40 @@ class AxisMap:
         groups = tuple(
             ChannelGroup(i, axis.size, frozenset(axis.tags), tuple(members[i])) for i, axis in enumerate(free)
         )
-        return cls(
+        scaling = {source: term for source, term in attributes.items() if scales(term)}
+
+        def compile_size(size: int) -> Size:
+            if not isinstance(size, Traced):
+                return int(size)
+            if size.axis is not None:  # an axis in no tensor and no attribute cannot shrink
+                return compile_axis(size.axis) if all(id(x) in atoms for x in free_leaves(size.axis)) else int(size)
+            if size.formula is None:
+                return scaling.get(size.source, int(size))
+            symbol, left, right = size.formula
+            left, right = compile_size(left), compile_size(right)
+            return int(size) if isinstance(left, int) and isinstance(right, int) else Formula(symbol, left, right)
+
+        made = cls(
             groups=groups,
             dims=dims,
-            attributes={source: term for source, term in attributes.items() if scales(term)},
+            attributes=scaling,
             frozen_by=frozen_by,
             statistics=norms.statistics(model),
             parameters=tuple(name for name, _ in model.named_parameters()),
             unknown=dict(run.unknown),
             notes=tuple(run.notes),
+            states={name: tuple(map(compile_axis, row)) for name, row in run.states.items()},
         )
+        decisions = [
+            Decision(symbol, compile_size(a), compile_size(b), answer) for symbol, a, b, answer in run.comparisons
+        ]
+        return made._deciding(decisions)
+
+    def _deciding(self, decisions: Sequence[Decision]) -> "AxisMap":
+        """The map that keeps those decisions whose answer some width would change."""
+        if not any(decision.groups() for decision in decisions):
+            return self
+        return replace(self, decisions=relevant(decisions, [self.counts(width) for width in self.widths()]))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -161,13 +208,15 @@ class AxisMap:
         Args:
             own: channels a sub-model has; it can keep no more than those.
 
-        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.07 * 100 = 7.000000000000001``.
+        `kept = min(own, max(1, ceil(width * size)))`, with a guard against ``0.07 * 100 = 7.000000000000001``, and more
+        where the forward compares sizes and would get another answer (`submodels.decisions`).
         """
         check_width(width, self.sizes)
         own = own or self.sizes
-        return tuple(
+        counts = tuple(
             min(have, max(1, math.ceil(width * size - 1e-9))) for have, size in zip(own, self.sizes, strict=True)
         )
+        return grown(counts, self.decisions, own, self.sizes) if self.decisions else counts
 
     def widths(self) -> list[float]:
         """Every width at which the sub-model changes, from the narrowest to 1."""
@@ -206,28 +255,64 @@ class AxisMap:
             attributes={s: rewrite(t) for s, t in self.attributes.items() if scales(without(t, gone, self.sizes))},
             frozen_by={**self.frozen_by, **reasons},
             notes=(*self.notes, why),
+            states={name: tuple(map(rewrite, row)) for name, row in self.states.items()},
+            decisions=tuple(d for d in (rewritten(d, gone, self.sizes, ids) for d in self.decisions) if d.groups()),
         )
+
+    def settled(self) -> "AxisMap":
+        """The map with every group kept whole for which only the whole model answers as the forward was answered."""
+        axis_map = self
+        while decision := next((d for d in axis_map.decisions if d.whole_only), None):
+            names = [group.name for group in axis_map.groups]
+            axis_map = axis_map.frozen(decision.groups(), f"the code asks whether {decision.question(names)}")
+        # A wider sub-model must contain the narrower ones; should growing ever break that, nothing may grow.
+        counts = [axis_map.counts(width) for width in axis_map.widths()] if axis_map.decisions else []
+        if any(a > b for narrow, wide in itertools.pairwise(counts) for a, b in zip(narrow, wide, strict=True)):
+            groups = {group for decision in axis_map.decisions for group in decision.groups()}
+            axis_map = axis_map.frozen(groups, "the code compares sizes that come apart with the width")
+        return axis_map
 
     def describe(self) -> str:
         """The map in the language of `declare`, one line per tensor, and what was kept whole and why."""
         names = [group.name for group in self.groups]
         lines = [f"{len(self.groups)} channel groups, {self.num_params(self.sizes):,} parameters"]
-        lines += [f"share of the parameters at width {w}: {self.share(w):.3f}" for w in (0.5, 0.25, 0.0625)]
+        lines += [f"share of the parameters at width {w}: {self.share(w):.3f}" for w in _SHOWN]
         width = max((len(name) for name in self.dims), default=0)
         for name, row in self.dims.items():
             lines.append(f"{name:<{width}}  {' '.join(t.show(names) if scales(t) else '.' for t in row)}".rstrip())
         for source, term in self.attributes.items():
             lines.append(f"{'.'.join(map(str, source)).lstrip('.'):<{width}}  {term.show(names)}")
-        for why in sorted({why for why in self.frozen_by.values() if why not in _EXPECTED}):
+        for width_ in _SHOWN:
+            lines += self.coarse(width_)
+        reasons = set(self.frozen_by.values())
+        for why in [*(why for why in _EXPECTED if why in reasons), *sorted(reasons.difference(_EXPECTED))]:
             axes = [f"{name}[{i}]" for (name, i), w in self.frozen_by.items() if w == why]
             more = f" and {len(axes) - 4} more" if len(axes) > 4 else ""
             lines.append(f"kept whole ({why}): {', '.join(axes[:4])}{more}")
         return "\n".join([*lines, *self.notes])
 
+    def coarse(self, width: float) -> list[str]:
+        """What a width cannot express, one sentence for each number of channels it concerns.
 
-def as_tuple(inputs: Any) -> tuple:
-    """Positional arguments from a tensor or a tuple of them."""
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        A group of which a channel is more than twice what the width asks for keeps one: of four heads, a quarter.
+
+        Example:
+            >>> import torch
+            >>> layers = nn.Conv2d(3, 32, 3), nn.GroupNorm(2, 32), nn.Conv2d(32, 8, 3)
+            >>> AxisMap.trace(nn.Sequential(*layers), torch.zeros(2, 3, 8, 8)).coarse(0.125)
+            ['width 0.125 keeps 1 of 2 groups (g0): share 0.501']
+        """
+        lines = []
+        kept = dict(zip(self.sizes, self.counts(width), strict=True))
+        for word, size in dict.fromkeys((group.noun, group.size) for group in self.groups):
+            names = [group.name for group in self.groups if (group.noun, group.size) == (word, size)]
+            if 2 * width * size <= 1 and kept[size] < size:
+                more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+                share = f"share {self.share(width):.3f}"
+                lines.append(
+                    f"width {width:g} keeps {kept[size]} of {size} {word} ({', '.join(names[:4])}{more}): {share}"
+                )
+        return lines
 
 
 def check_width(width: float, sizes: Sequence[int]) -> None:

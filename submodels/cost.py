@@ -20,12 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from submodels.allocator import peak_bytes, quiet, static_bytes
+from submodels.batch import Dims, leading
+from submodels.calls import Call
 from submodels.meter import Metered, metered
 from submodels.norms import statistics
-from submodels.skeleton import named_tensors
+from submodels.skeleton import holds_weights, named_tensors
 from submodels.step import (
-    as_arguments,
-    batched,
+    Batch,
     fake_batch,
     fake_copy,
     real_batch,
@@ -85,6 +86,7 @@ def count(
     *,
     batch_size: int,
     optimizer: str = "sgd",
+    batch_dims: Dims | None = None,
 ) -> Cost:
     """The cost of training the module, counted: no arithmetic is done and the module is not touched.
 
@@ -101,31 +103,32 @@ def count(
 
     Args:
         module: any module, on any device, the meta device included.
-        example_inputs: what its forward takes: a tensor, or a tuple. Those that have the leading size of the first
-            tensor are taken as batches and resized.
+        example_inputs: what its forward takes: a tensor, or a tuple.
         example_kwargs: keyword arguments of its forward, treated alike.
         batch_size: samples of a training step.
         optimizer: one of `OPTIMIZERS`.
+        batch_dims: for every tensor of the example the dimension that counts samples, or None (`submodels.batch`);
+            unless given, all tensors that have the leading size of the first are taken as batches.
 
     Example:
         >>> count(nn.Linear(3, 4), torch.zeros(1, 3), batch_size=2)
         Cost(params=16, macs=12, train_bytes=192, wire_bytes=64)
     """
     rule = _checked(optimizer, batch_size)
-    arguments = as_arguments(example_inputs, example_kwargs)
+    batch = _batch(example_inputs, example_kwargs, batch_size, batch_dims)
     start_autograd()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            step = metered(fake_copy(module), arguments, batch_size, fake_batch)
+            step = metered(fake_copy(module), batch, fake_batch)
         train_bytes = _with_update(step, module, rule)
     except Exception as error:  # a branch on a value, an operator without a meta kernel: as many ways as modules
         log.debug("%s is run, not counted: %s", type(module).__name__, error)
         with real_steps(module, batch_size):
-            step = metered(real_copy(module), arguments, batch_size, real_batch)
-        train_bytes = measure(module, *arguments, batch_size=batch_size, optimizer=optimizer)
+            step = metered(real_copy(module), batch, real_batch)
+        train_bytes = _measured(module, batch, rule)
     return Cost(
         params=sum(p.numel() for p in module.parameters()),
-        macs=-(-step.macs // batch_size),
+        macs=-(-step.macs // batch.samples),
         train_bytes=train_bytes,
         wire_bytes=wire_bytes(module),
     )
@@ -138,6 +141,7 @@ def measure(
     *,
     batch_size: int,
     optimizer: str = "sgd",
+    batch_dims: Dims | None = None,
 ) -> int:
     """Peak bytes of really training a copy of the module on the CPU, as torch's allocator reports them.
 
@@ -149,21 +153,29 @@ def measure(
     with MALLOC_MMAP_THRESHOLD_=65536.
     """
     rule = _checked(optimizer, batch_size)
-    arguments = as_arguments(example_inputs, example_kwargs)
-    with real_steps(module, batch_size):
+    return _measured(module, _batch(example_inputs, example_kwargs, batch_size, batch_dims), rule)
+
+
+def _batch(inputs: Any, kwargs: Mapping[str, Any] | None, size: int, dims: Dims | None) -> Batch:
+    call = Call(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
+    return Batch(call, size, leading(call) if dims is None else dims)
+
+
+def _measured(module: nn.Module, batch: Batch, rule: "_Optimizer") -> int:
+    with real_steps(module, batch.size):
         model = real_copy(module)
         trained = [p for p in model.parameters() if p.requires_grad]
         stepper = rule.make(trained) if trained else None
         with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
             for _ in range(2):
-                take_step(model, batched(arguments, batch_size, real_batch), stepper)
+                take_step(model, batch.made(real_batch), stepper)
     return static_bytes(model) + peak_bytes(watched)
 
 
 def wire_bytes(module: nn.Module) -> int:
     """Bytes that travel one way: parameters and floating buffers, tied ones once, without norms' running statistics."""
     left = statistics(module)
-    return sum(x.nbytes for name, x in named_tensors(module) if x.is_floating_point() and name not in left)
+    return sum(x.nbytes for name, x in named_tensors(module) if holds_weights(x) and name not in left)
 
 
 def _with_update(step: Metered, module: nn.Module, optimizer: _Optimizer) -> int:

@@ -1,8 +1,9 @@
-"""Which models can be cut: one small model of every timm and torchvision family.
+"""Which models can be cut: one small model of every timm and torchvision family, and a gallery of other kinds.
 
 ``python -m submodels.coverage`` traces each, compares the sub-model of half the width with the masked model in float64
 and prints one row. Results are kept in ``docs/coverage.jsonl`` as they come, so an interrupted run continues where it
-stopped; ``docs/coverage.md`` is the table.
+stopped; ``docs/coverage.md`` is the table. The gallery's rows by Hugging Face and torch_geometric are there only where
+those are installed; rows kept from elsewhere stay.
 """
 
 import argparse
@@ -16,9 +17,11 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+GALLERY = "gallery:"  # before the names of models that are neither timm's nor torchvision's
 WIDTH = 0.5
 COMPRESSED = 0.6  # the share of the parameters at half the width that counts as compressed
 # Words in model names, from small to large: candidates for the smallest member of a family.
@@ -72,10 +75,16 @@ def families() -> Iterator[tuple[str, list[str]]]:
         by_module.setdefault(module.rpartition(".")[2], []).append(f"torchvision:{name}")
     for family, names in sorted(by_module.items()):
         yield f"torchvision:{family}", names
+    from submodels.gallery import MODELS
+
+    for name in MODELS:
+        yield f"{GALLERY}{name}", [f"{GALLERY}{name}"]
 
 
 def smallest(names: list[str]) -> str:
     """A small model of a family: the smallest by parameters among those whose names say so."""
+    if len(names) == 1:
+        return names[0]
 
     def rank(name: str) -> tuple[int, int]:
         words = name.split(":")[1].split("_")
@@ -111,14 +120,25 @@ def _build(name: str) -> tuple[torch.nn.Module, int]:
     return torchvision.models.get_model(name, weights=None, **quirks.get(name, {})), 299 if "inception" in name else 224
 
 
+def _example(name: str) -> tuple[torch.nn.Module, Any, dict[str, Any]]:
+    """(model, example inputs, further options of `ScalableModel`)."""
+    if name.startswith(GALLERY):
+        from submodels.gallery import MODELS
+
+        case = MODELS[name.removeprefix(GALLERY)]
+        return case.build(), case.inputs(), dict(case.options)
+    model, size = _build(name)
+    return model, torch.randn(2, 3, size, size), {}
+
+
 def examine(family: str, name: str) -> Row:
     """The row of one model."""
     from submodels.scalable import ScalableModel
 
     torch.manual_seed(0)
-    model, size = _build(name)
+    model, inputs, options = _example(name)
     started = time.process_time()
-    scalable = ScalableModel(model, torch.randn(2, 3, size, size))
+    scalable = ScalableModel(model, inputs, **options)
     seconds = time.process_time() - started
     report = scalable.verify((WIDTH,))
     got = report.comparisons[0]
@@ -198,21 +218,29 @@ HEADER = "| model | groups | share at 0.5 | forward error | gradient error | sca
 def line(row: Row) -> str:
     """One row of the table."""
     if row.error:
-        return f"| {row.model or row.family} | | | | | | | **failed**: {row.error} |"
+        return f"| {_name(row)} | | | | | | | **failed**: {row.error} |"
     return (
         f"| {row.model} | {row.groups} | {row.share:.3f} | {row.forward:.0e} | {row.gradient:.0e} | "
         f"{'yes' if row.round_trip else 'NO'} | {row.trace_seconds:.2f} | {row.because} |"
     )
 
 
-def summary(rows: list[Row]) -> str:
+def summary(rows: list[Row], what: str = "families") -> str:
     """The figures that matter, in one paragraph."""
     ran = sum(not row.error for row in rows)
     exact, covered = sum(row.exact for row in rows), sum(row.covered for row in rows)
     return (
-        f"{len(rows)} families: {ran} run, {exact} exact ({exact / len(rows):.1%}), {covered} exact and compressed "
+        f"{len(rows)} {what}: {ran} run, {exact} exact ({exact / len(rows):.1%}), {covered} exact and compressed "
         f"to at most {COMPRESSED} of the parameters at half the width ({covered / len(rows):.1%})."
     )
+
+
+def _table(rows: list[Row]) -> list[str]:
+    return [HEADER, "|---|---|---|---|---|---|---|---|", *(line(row) for row in sorted(rows, key=_name)), ""]
+
+
+def _name(row: Row) -> str:
+    return row.model or row.family
 
 
 def write_table(rows: list[Row], path: Path) -> None:
@@ -220,6 +248,8 @@ def write_table(rows: list[Row], path: Path) -> None:
     import timm
     import torchvision
 
+    classifiers = [row for row in rows if not row.family.startswith(GALLERY)]
+    others = [row for row in rows if row.family.startswith(GALLERY)]
     text = [
         "# Coverage: what `submodels` can cut",
         "",
@@ -229,12 +259,18 @@ def write_table(rows: list[Row], path: Path) -> None:
         "*Exact*: at most 1e-7 forward and 1e-6 in every gradient.",
         f"torch {torch.__version__}, timm {timm.__version__}, torchvision {torchvision.__version__}.",
         "",
-        f"**{summary(rows)}**",
+        f"**{summary(classifiers)}**",
         "",
-        HEADER,
-        "|---|---|---|---|---|---|---|---|",
-        *(line(row) for row in sorted(rows, key=lambda row: row.model)),
+        *_table(classifiers),
+        "## Other kinds of models",
         "",
+        "Small models of `submodels/gallery/`: recurrent ones, transformers (by hand, and Hugging Face's architectures",
+        "with random weights), segmentation, video, graphs, audio, and idioms that are hard to cut. Small vocabularies",
+        "and heads of few classes keep their rows whole, which shows in shares that are larger than at full size.",
+        "",
+        f"**{summary(others, 'models')}**",
+        "",
+        *_table(others),
     ]
     draft = path.with_suffix(".tmp")
     draft.write_text("\n".join(text))
@@ -277,10 +313,12 @@ def main() -> int:
     everything, done = dict(families()), load(store)
     print(HEADER)
     run([item for item in everything.items() if item[0] not in done], store, options.jobs, options.limit)
-    rows_by_family = load(store)
-    rows = [rows_by_family.get(family, Row(family, error="crashed; run again to see why")) for family in everything]
+    kept = load(store)
+    names = dict.fromkeys([*everything, *(family for family in kept if family.startswith(GALLERY))])
+    rows = [kept.get(family, Row(family, error="crashed; run again to see why")) for family in names]
     write_table(rows, options.out / "coverage.md")
-    print(summary(rows))
+    for part, what in ((False, "families"), (True, "other models")):
+        print(summary([row for row in rows if row.family.startswith(GALLERY) == part], what))
     return 1 if any(row.error for row in rows) else 0
 
 

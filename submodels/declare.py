@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from submodels.axes import Axis, concat, fixed, product
-from submodels.sizes import Attribute
+from submodels.integers import Attribute, change_integers
 from submodels.skeleton import named_tensors
 from submodels.trace import Declared
 
@@ -69,20 +69,14 @@ def _under_every_name(model: nn.Module, axes: dict[str, list[Axis]]) -> dict[str
 
 
 def _integers(model: nn.Module) -> dict[Attribute, int]:
-    """Attribute -> its value, for every integer stored in a module, also in tuples and lists."""
+    """Where it is stored -> its value, for every integer stored in a module."""
     integers: dict[Attribute, int] = {}
 
-    def collect(source: Attribute, value) -> None:
-        if type(value) is int:
-            integers[source] = value
-        elif type(value) in (tuple, list):
-            for i, item in enumerate(value):
-                collect((*source, i), item)
+    def collect(value: int, source: Attribute) -> int:
+        integers[source] = value
+        return value
 
-    for path, module in model.named_modules():
-        for key, value in vars(module).items():
-            if not key.startswith("_"):
-                collect((path, key), value)
+    change_integers(model, collect)
     return integers
 
 

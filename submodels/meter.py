@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from submodels.kernels import INSIDE, MACS
 from submodels.skeleton import named_tensors
-from submodels.step import batched, loss_of
+from submodels.step import Batch, loss_of
 
 aten = torch.ops.aten
 
@@ -25,13 +25,13 @@ class Metered(NamedTuple):
     macs: int  # of the forward pass of the whole batch
 
 
-def metered(module: nn.Module, arguments: tuple[tuple, dict], batch_size: int, make: Callable) -> Metered:
-    """Run a forward and a backward pass of the module under a meter; `make` as in `batched`."""
+def metered(module: nn.Module, batch: Batch, make: Callable) -> Metered:
+    """Run a forward and a backward pass of the module under a meter; `make` as in `Batch.made`."""
     meter = Meter()
     for _, x in named_tensors(module):
         meter.add(x)
     with torch.inference_mode(False), torch.enable_grad(), meter:
-        args, kwargs = batched(arguments, batch_size, make)
+        args, kwargs = batch.made(make)
         loss = loss_of(module(*args, **kwargs))
         macs = meter.macs
         if loss is not None:

@@ -1,20 +1,24 @@
 """ScalableModel: a model from which narrower models of the same kind are cut, and into which they are written back."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from submodels.axismap import AxisMap, as_tuple, check_width
+from submodels.axismap import AxisMap, check_width
+from submodels.batch import Dims, find_batch, stated
 from submodels.budget import Budget, largest
+from submodels.calls import Call, examples_of, unwrapped
 from submodels.cost import Cost, count
 from submodels.extractors import Extractor, Static, as_extractor
 from submodels.indexset import IndexSet
 from submodels.selfcheck import runnable
-from submodels.skeleton import named_tensors, on_meta
+from submodels.skeleton import holds_weights, named_tensors, on_meta
+from submodels.states import cut_call
 from submodels.template import Template
 from submodels.verify import Report, verify
 
@@ -30,11 +34,15 @@ class ScalableModel:
     (`axis_map.frozen_by`, `axis_map.describe()`).
 
     Args:
-        model: the full-width model, unmodified.
-        example_inputs: what its forward takes: a tensor or a tuple.
+        model: the full-width model, unmodified; of one wrapped by `torch.compile`, what was wrapped.
+        example_inputs: what its forward takes: a tensor, a tuple of arguments, a dict of keyword arguments, or a list.
         example_kwargs: keyword arguments of its forward.
         declare: axes stated by hand where the trace cannot see them (`submodels.declare`).
         heads: "whole" or "dim" (keep every attention head and narrow it).
+        examples: further examples, if one does not run every part of the model (the heads of several tasks): each as
+            ``example_inputs``, or a pair (tuple of arguments, dict of keyword arguments).
+        outputs: a function from what the model returns to what of it stays whole, such as ``lambda out: out.logits``.
+            The rest (hidden states, caches) may shrink, and so do states that go in and come out.
 
     Example:
         >>> scalable = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
@@ -49,16 +57,16 @@ class ScalableModel:
     def __init__(
         self,
         model: nn.Module,
-        example_inputs: Any,
+        example_inputs: Any = None,
         example_kwargs: Mapping[str, Any] | None = None,
         declare: Mapping[str, str] | None = None,
         heads: str = "whole",
+        examples: Sequence[Any] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ):
-        self.model = model
-        self.example_inputs = as_tuple(example_inputs)
-        self.example_kwargs = dict(example_kwargs or {})
-        traced = AxisMap.trace(model, self.example_inputs, self.example_kwargs, declare=declare, heads=heads)
-        self.axis_map = runnable(model, traced, self.example_inputs, self.example_kwargs)
+        self.model = model = unwrapped(model)
+        self.examples = examples_of(model, example_inputs, example_kwargs, examples, outputs)
+        self.axis_map = runnable(model, AxisMap.of(model, self.examples, declare, heads), self.examples)
         for note in self.axis_map.notes:
             log.warning("%s: %s", type(model).__name__, note)
         # Widths, index sets and costs recur from round to round and client to client.
@@ -134,7 +142,7 @@ class ScalableModel:
         """The template that keeps so many channels of every group; made once."""
         counts = tuple(counts)
         if counts not in self._templates:
-            self._templates[counts] = Template.of(self.model, self.axis_map, counts)
+            self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
         return self._templates[counts]
 
     def embed(self, tensors: Mapping[str, Tensor], index: IndexSet) -> dict[str, Tensor]:
@@ -146,26 +154,47 @@ class ScalableModel:
         """Write a trained sub-model back into the global model; batch-norm statistics stay out."""
         _write(sub, self.model, sub.index)
 
-    def verify(self, widths: Sequence[float] = (0.25, 0.5, 1.0)) -> Report:
-        """Proof, in float64, that sub-models compute what the masked global model computes; see `submodels.verify`."""
+    def verify(self, widths: Sequence[float] | None = None) -> Report:
+        """Proof, in float64, that sub-models compute what the masked global model computes; see `submodels.verify`.
+
+        Args:
+            widths: by default one channel a group, 1/4, 1/2 and 1.
+        """
         return verify(self, widths)
 
-    def cost(self, width: float, batch_size: int = 32, optimizer: str = "sgd") -> Cost:
-        """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it."""
-        key = (self.axis_map.counts(width), batch_size, optimizer)
+    @cached_property
+    def batch_dims(self) -> Dims:
+        """For every tensor of the example the dimension that counts samples, None for those that have none."""
+        return find_batch(self.model, self.examples.calls[0])
+
+    def cost(
+        self, width: float, batch_size: int = 32, optimizer: str = "sgd", batch_dim: int | Dims | None = None
+    ) -> Cost:
+        """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it.
+
+        Args:
+            batch_dim: the dimension of the inputs that counts samples, or one per tensor; found unless given. A model
+                without such a dimension (of a whole graph, say) is priced on its example.
+        """
+        call = self.examples.calls[0]
+        dims = self.batch_dims if batch_dim is None else stated(batch_dim, call)
+        key = (self.axis_map.counts(width), batch_size, optimizer, dims)
         if key not in self._costs:
             module = self.template_of(key[0]).module
-            self._costs[key] = count(
-                module, self.example_inputs, self.example_kwargs, batch_size=batch_size, optimizer=optimizer
-            )
+            self._costs[key] = count(module, *call, batch_size=batch_size, optimizer=optimizer, batch_dims=dims)
         return self._costs[key]
 
     def fit(
-        self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"
+        self,
+        budget: Budget,
+        batch_size: int = 32,
+        widths: Sequence[float] | None = None,
+        optimizer: str = "sgd",
+        batch_dim: int | Dims | None = None,
     ) -> float:
-        """The largest width that fits a budget: of all, or of a grid of widths."""
+        """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
         grid = self.axis_map.widths() if widths is None else list(widths)
-        return largest(lambda width: self.cost(width, batch_size, optimizer), budget, grid)
+        return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim), budget, grid)
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor of every parameter and buffer of the global model, detached."""
@@ -215,6 +244,10 @@ class Submodel:
         module = _cut(self.module, self.scalable.template_of(inner.counts), inner)
         return Submodel(module, self.index.compose(inner), inner, self.scalable, width)
 
+    def cut_inputs(self, *args: Any) -> tuple:
+        """Arguments of the whole model with their states (see `ScalableModel`, ``outputs``) cut to this sub-model."""
+        return cut_call(Call(args), 0, self.axis_map.states, self.index.kept, self.index.sizes).args
+
     def write(self, sub: "Submodel") -> None:
         """Write a trained sub-model of this sub-model back into it; batch-norm statistics stay out."""
         _write(sub, self.module, sub.inner)
@@ -258,5 +291,5 @@ def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:
 def _write(sub: Submodel, into: nn.Module, index: IndexSet) -> None:
     targets = dict(named_tensors(into))
     for name, x in named_tensors(sub.module):
-        if x.is_floating_point() and name not in sub.axis_map.statistics:
+        if holds_weights(x) and name not in sub.axis_map.statistics:
             index.scatter_(name, targets[name], x)

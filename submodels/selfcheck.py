@@ -1,15 +1,16 @@
 """Self-check of a traced map: run cut models on the meta device and freeze the groups whose cut does not run."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from submodels.axismap import AxisMap
-from submodels.skeleton import named_tensors, on_meta, tensors_in
+from submodels.calls import Examples
+from submodels.recurrence import TwoSteps
+from submodels.skeleton import holds_weights, named_tensors, on_meta
+from submodels.states import cut_call
 from submodels.template import Template
 
 # One channel a group, and half of them: a single channel broadcasts and so hides mistakes that half of them shows.
@@ -17,11 +18,12 @@ _WIDTHS = (1e-6, 0.5)
 
 
 @torch.random.fork_rng(devices=[])
-def runnable(model: nn.Module, axis_map: AxisMap, inputs: tuple, kwargs: Mapping[str, Any]) -> AxisMap:
+def runnable(model: nn.Module, axis_map: AxisMap, examples: Examples) -> AxisMap:
     """The map with every group frozen whose cut does not run, with a note for each; an error if nothing can be cut."""
-    check = _Check(model, inputs, kwargs)
+    check = _Check(model, examples)
     while axis_map.groups and (failure := check.failure(axis_map)):
         axis_map = axis_map.frozen(*_remedy(axis_map, failure, check))
+    axis_map = axis_map.settled()
     if not axis_map.groups:
         reasons = sorted(set(axis_map.frozen_by.values()) - {"size 1", "kernel", "spatial", "model input"})
         raise ValueError(
@@ -72,8 +74,8 @@ def _groups_near(axis_map: AxisMap, path: str) -> set[int]:
 class _Check:
     """Runs cut models on their example inputs, on the meta device if the model itself runs there."""
 
-    def __init__(self, model: nn.Module, inputs: tuple, kwargs: Mapping[str, Any]):
-        self.model, self.inputs, self.kwargs = model, inputs, kwargs
+    def __init__(self, model: nn.Module, examples: Examples):
+        self.model, self.examples = model, examples
         self.device = "meta"
         whole = on_meta(model)
         try:
@@ -90,13 +92,14 @@ class _Check:
     def failure(self, axis_map: AxisMap) -> _Failure | None:
         """What went wrong at the first width that does not run, or None."""
         for width in _WIDTHS:
-            module = Template.of(self.model, axis_map, axis_map.counts(width)).module
+            counts = axis_map.counts(width)
+            module = Template.of(self.model, axis_map, counts).module
             module = on_meta(module) if self.device == "meta" else _random(module)
             running = _watch(module)
             for training, expected in self.expected.items():
                 running.clear()
                 try:
-                    got = self._shapes(module.train(training))
+                    got = self._shapes(module.train(training), axis_map, counts)
                 except Exception as error:
                     first = str(error).splitlines()[0][:160] if str(error) else ""
                     return _Failure(running[-1] if running else "", f"{type(error).__name__}: {first}")
@@ -105,20 +108,24 @@ class _Check:
         return None
 
     @torch.no_grad()
-    def _shapes(self, module: nn.Module) -> list[tuple[int, ...]]:
-        def move(tree):
-            return tree_map(lambda x: x.detach().to(self.device) if isinstance(x, Tensor) else x, tree)
-
-        with torch.device(self.device):
-            out = module(*move(self.inputs), **move(self.kwargs))
-        return [tuple(x.shape) for x in tensors_in(out)]
+    def _shapes(
+        self, module: nn.Module, axis_map: AxisMap | None = None, counts: Sequence[int] = ()
+    ) -> list[tuple[int, ...]]:
+        """Shapes of what the module returns and must stay whole; states are cut as the map says."""
+        shapes = []
+        for number, call in enumerate(self.examples.on(self.device)):
+            if axis_map is not None and axis_map.states:
+                kept = [torch.arange(n) for n in counts]
+                call = cut_call(call, number, axis_map.states, kept, axis_map.sizes)
+            with torch.device(self.device), TwoSteps():
+                out = module(*call.args, **call.kwargs)
+            shapes += [tuple(x.shape) for x in self.examples.whole(out)]
+        return shapes
 
 
 def _random(module: nn.Module) -> nn.Module:
     tensors = {
-        name: torch.randn(x.shape, dtype=x.dtype) * 0.1
-        if x.is_floating_point()
-        else torch.zeros(x.shape, dtype=x.dtype)
+        name: torch.randn(x.shape, dtype=x.dtype) * 0.1 if holds_weights(x) else torch.zeros(x.shape, dtype=x.dtype)
         for name, x in named_tensors(module)
     }
     return Template(module).filled(tensors)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import _VF, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from submodels.axes import (
@@ -18,6 +18,7 @@ from submodels.axes import (
     aligned,
     concat,
     cut,
+    find,
     fixed,
     freeze,
     growth,
@@ -27,68 +28,8 @@ from submodels.axes import (
     tag,
     unify,
 )
-
-Attribute = tuple[str | int, ...]  # (module path, attribute name, position in a tuple, ...)
-
-
-class Traced(int):
-    """An integer that remembers what it measures: an axis, a module attribute, or a formula of such integers."""
-
-    axis: Axis | None
-    source: Attribute | None
-    formula: tuple[str, int, int] | None
-    owner: object
-
-    def __new__(cls, value: int, *, axis=None, source=None, formula=None, owner=None):
-        self = int.__new__(cls, value)
-        self.axis, self.source, self.formula, self.owner = axis, source, formula, owner
-        return self
-
-    # Only an equality that holds is a relation between sizes; that two sizes differ says nothing of other widths.
-    def __eq__(self, other):
-        equal = int.__eq__(self, other)
-        if equal is True and isinstance(other, Traced) and self.owner is other.owner:
-            self.owner.found_equal(self, other)  # a check such as x.size(-1) == self.input_size
-        return equal
-
-    def __ne__(self, other):
-        return not self == other
-
-    __hash__ = int.__hash__
-
-    def __reduce__(self):
-        return int, (int(self),)  # copies and pickles are plain: what was traced does not outlive the run
-
-
-def _arithmetic(name: str, symbol: str, swap: bool):
-    compute = getattr(int, name)
-
-    def operation(self, other):
-        value = compute(self, other)
-        if type(value) is not int:
-            return value  # NotImplemented, or a float
-        pair = (other, self) if swap else (self, other)
-        return Traced(value, formula=(symbol, *pair), owner=self.owner)
-
-    return operation
-
-
-for _symbol, _name in {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod"}.items():
-    setattr(Traced, f"__{_name}__", _arithmetic(f"__{_name}__", _symbol, swap=False))
-    setattr(Traced, f"__r{_name}__", _arithmetic(f"__r{_name}__", _symbol, swap=True))
-Traced.__neg__ = lambda self: Traced(-int(self), formula=("-", 0, self), owner=self.owner)
-
-
-class TracedShape(tuple):
-    """A shape of traced integers."""
-
-    def numel(self) -> int:
-        """The product of the sizes, as a traced integer."""
-        total = 1
-        for size in self:
-            total = total * size
-        return total
-
+from submodels.integers import Attribute, Traced, TracedShape, change_integers
+from submodels.literals import VIEW, literal_of, sizes_of
 
 _KIND = {"*": "product", "+": "sum"}
 
@@ -102,30 +43,28 @@ class Sizes(TorchFunctionMode):
         self.attributes: dict[Attribute, list[Axis]] = {}  # every axis a stored integer measures
         self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
         self._formulas: list[tuple[tuple[str, int, int], Axis, bool]] = []
-        self._checked: list[tuple[Traced, Traced]] = []
+        self.comparisons: list[tuple[str, int, int, bool]] = []  # what the forward asked, and the answer
+        self._depth = 0  # inside one of torch's functions, where sizes are read unseen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        self._depth += 1
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._depth -= 1
         handler = _HANDLERS.get(func)
         answer = None if handler is None else handler(self, out, args, kwargs)
         return out if answer is None else answer
 
     def follow_attributes(self, model: nn.Module) -> None:
         """Replace the integers stored in modules by traced ones that know where they are stored."""
-        for path, module in model.named_modules():
-            for key, value in vars(module).items():
-                if not key.startswith("_"):
-                    vars(module)[key] = self._sourced(value, (path, key))
 
-    def _sourced(self, value: Any, source: Attribute) -> Any:
-        if type(value) is int and value > 1:  # not a bool; and 0 and 1 measure no axis that could shrink
-            return Traced(value, source=source, owner=self)
-        if type(value) in (tuple, list):
-            items = [self._sourced(item, (*source, i)) for i, item in enumerate(value)]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                return type(value)(items)
-        return value
+        def traced(value: int, source: Attribute) -> int:
+            # 0 and 1 measure no axis that could shrink
+            return Traced(value, source=source, owner=self) if value > 1 else value
+
+        change_integers(model, traced)
 
     # Handlers: (what the call returned, its arguments) -> what the model gets instead, or None for the same.
 
@@ -140,8 +79,20 @@ class Sizes(TorchFunctionMode):
     def _numel(self, out, args, kwargs) -> int:
         return self._shape(out, args, kwargs).numel()
 
+    def _expand(self, out, args, kwargs) -> None:
+        self._link_all(sizes_of(args[1:], kwargs), out)
+
     def _reshape(self, out, args, kwargs) -> None:
-        self._link_all(_sizes(args[1:], kwargs), out)
+        sizes = sizes_of(args[1:], kwargs)
+        if literal := literal_of(sizes):  # a sub-model replaces it, so it has a source like any stored integer
+            sizes = (sizes[0], Traced(literal, source=("", VIEW, literal), owner=self))
+        self._link_all(sizes, out)
+
+    def _squeeze(self, _out, args, kwargs) -> None:
+        """Without a dimension, an axis that shrinks to one would go too: more than one must be kept."""
+        if len(args) == 1 and not kwargs:
+            shape = self._shape(None, args, {})
+            self.comparisons += [("==", size, 1, False) for size in shape if int(size) > 1]
 
     def _unflatten(self, out, args, kwargs) -> None:
         x, dim, sizes = arguments(args, kwargs, "input", "dim", "sizes")
@@ -191,11 +142,19 @@ class Sizes(TorchFunctionMode):
         else:
             tag(inner, "op:scaled_dot_product_attention")
 
+    def _lstm(self, _out, args, _kwargs) -> None:
+        """An LSTM projects its output if its two states differ in size: they must not become equal."""
+        states = args[1]
+        if isinstance(states, tuple | list) and len(states) == 2:
+            output, cell = (self._shape(None, (state,), {})[-1] for state in states)
+            if int(output) != int(cell):
+                self.comparisons.append(("==", output, cell, False))
+
     def _new(self, out, args, kwargs) -> None:
-        self._constant(out, _sizes(args, kwargs))
+        self._constant(out, sizes_of(args, kwargs))
 
     def _new_like(self, out, args, kwargs) -> None:
-        self._constant(out, _sizes(args[1:], kwargs))
+        self._constant(out, sizes_of(args[1:], kwargs))
 
     # What handlers have in common.
 
@@ -236,13 +195,14 @@ class Sizes(TorchFunctionMode):
         if is_frozen(axis):
             return
         for edge in (start, stop):
-            if edge is None or edge == 0 or edge >= axis.size or -edge >= axis.size:
+            number = int(edge or 0)  # a plain integer: a comparison with a traced one would count as the model's
+            if number == 0 or abs(number) >= axis.size:
                 continue
-            front = edge % axis.size
+            front = number % axis.size
             pieces = cut(axis, [front, axis.size - front])
             if pieces is None:
                 freeze(axis, "op:slice")
-            elif edge > 0:
+            elif number > 0:
                 self.link(edge, pieces[0], strict=True)
             else:
                 self.link(-edge, pieces[1], strict=True)
@@ -263,7 +223,7 @@ class Sizes(TorchFunctionMode):
 
     def _factor(self, x: Tensor, groups: int) -> None:
         """``groups`` counts the leading factor of the channels."""
-        if groups > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
+        if int(groups) > 1 and (pair := split_factor(self.tracer[x][1], int(groups))):
             self.link(groups, pair[0])
 
     def _constant(self, out: Tensor, sizes: tuple) -> None:
@@ -283,9 +243,9 @@ class Sizes(TorchFunctionMode):
             strict: freeze the axis as well if the integer comes from a formula that cannot be solved. A ``view`` of a
                 wrong size fails in the self-check; a slice of a wrong size runs and is wrong.
         """
-        if not isinstance(size, int) or size < 1 or int(size) != axis.size:
+        if not isinstance(size, int) or int(size) < 1 or int(size) != axis.size:
             return
-        if not isinstance(size, Traced) or size.owner is not self:
+        if not self._follows(size):
             freeze(axis, "literal size in the code")
             return
         if size.axis is not None:
@@ -295,9 +255,13 @@ class Sizes(TorchFunctionMode):
         if size.formula is not None:
             self._formulas.append((size.formula, axis, strict))
 
-    def found_equal(self, a: Traced, b: Traced) -> None:
-        """The model compared two sizes and found them equal: they must stay so."""
-        self._checked.append((a, b))
+    def compared(self, symbol: str, a: int, b: int, answer: bool) -> None:
+        """The model compared two sizes: at every width the answer must be the same."""
+        if not self._depth:  # a plain integer beside a traced one would be taken for a literal
+            self.comparisons.append((symbol, a, b, answer))
+
+    def _follows(self, size: int) -> bool:
+        return isinstance(size, Traced) and size.owner is self
 
     def _measured(self, size: int) -> Axis | None:
         """The axis that an integer measures, None if that is unknown; a plain number measures a fixed one."""
@@ -308,7 +272,10 @@ class Sizes(TorchFunctionMode):
     def _solve(self, formula: tuple[str, int, int], axis: Axis, strict: bool) -> None:
         """Say what the integers of a formula measure, given what its value does."""
         symbol, left, right = formula
-        if symbol in "*+" and min(left, right) > 0 and (parts := aligned(axis, [left, right], _KIND[symbol])):
+        sizes = int(left), int(right)
+        if symbol == "*" and self._solve_multiple(left, right, axis):
+            return
+        if symbol in "*+" and min(sizes) > 0 and (parts := aligned(axis, sizes, _KIND[symbol])):
             for size, part in zip((left, right), parts, strict=True):
                 self.link(size, part, strict=strict)
             return
@@ -316,16 +283,30 @@ class Sizes(TorchFunctionMode):
         if symbol == "//" and int(left) == int(right) * axis.size and other is not None:
             # E // num_heads used as head_dim: E is (num_heads head_dim)
             self.link(left, product([other, axis]), strict=strict)
-        elif symbol == "-" and right > 0 and other is not None:
+        elif symbol == "-" and int(right) > 0 and other is not None:
             self.link(left, concat([other, axis]), strict=strict)
         elif strict:
             freeze(axis, "a size computed in a way that cannot be followed")
+
+    def _solve_multiple(self, left: int, right: int, axis: Axis) -> bool:
+        """``2 * hidden`` of a concatenation: runs of ``hidden`` one after the other, such as the gates of an LSTM."""
+        for size, times in ((left, right), (right, left)):
+            if not self._follows(size) or self._follows(times) or int(times) < 2 or find(axis).kind != "sum":
+                continue
+            runs = cut(axis, [int(size)] * int(times))
+            if runs is not None:
+                for run in runs:
+                    self.link(size, run, strict=True)
+                return True
+        return False
 
     def finish(self) -> None:
         """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
-        for a, b in self._checked:
+        for symbol, a, b, answer in self.comparisons:
+            if symbol != "==" or not answer or not self._follows(a) or not self._follows(b):
+                continue  # that two sizes differ relates no axes
             for axis, size in ((self._measured(a), b), (self._measured(b), a)):
                 if axis is not None:
                     self.link(size, axis)
@@ -355,8 +336,10 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
     torch.Tensor.view: Sizes._reshape,
     torch.Tensor.reshape: Sizes._reshape,
     torch.reshape: Sizes._reshape,
-    torch.Tensor.expand: Sizes._reshape,
-    torch.broadcast_to: Sizes._reshape,
+    torch.Tensor.expand: Sizes._expand,
+    torch.broadcast_to: Sizes._expand,
+    torch.squeeze: Sizes._squeeze,
+    torch.Tensor.squeeze: Sizes._squeeze,
     torch.Tensor.unflatten: Sizes._unflatten,
     torch.unflatten: Sizes._unflatten,
     torch.split: Sizes._split,
@@ -383,6 +366,7 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
     **dict.fromkeys((F.group_norm, torch.group_norm), Sizes._group_norm),
     **dict.fromkeys((F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm), Sizes._layer_norm),
     F.scaled_dot_product_attention: Sizes._attention,
+    _VF.lstm: Sizes._lstm,
     **dict.fromkeys((torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn), Sizes._new),
     **dict.fromkeys((torch.Tensor.new_zeros, torch.Tensor.new_ones), Sizes._new_like),
     **dict.fromkeys((torch.Tensor.new_empty, torch.Tensor.new_full), Sizes._new_like),
@@ -392,11 +376,3 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
 def arguments(args: tuple, kwargs: Mapping[str, Any], *names: str) -> list[Any]:
     """The values of a call's leading parameters, given by position or by name; None where left out."""
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
-
-
-def _sizes(args: tuple, kwargs: Mapping) -> tuple:
-    if not args:
-        args = (kwargs.get("shape", kwargs.get("size", ())),)
-    if isinstance(args[0], tuple | list):
-        args = tuple(args[0])
-    return tuple(args)

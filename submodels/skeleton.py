@@ -23,6 +23,11 @@ def named_tensors(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple
     yield from module.named_buffers(remove_duplicate=not aliases)
 
 
+def holds_weights(x: Tensor) -> bool:
+    """Whether a tensor can be trained: real or complex numbers, not counts, indices or masks."""
+    return x.is_floating_point() or x.is_complex()
+
+
 def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Tensors kept as plain attributes, or in plain lists: neither parameter nor buffer, never cut."""
     for part in module.modules():
@@ -32,19 +37,28 @@ def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
                     yield item
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors a model returned, whatever it returned them in: containers, dataclasses, objects of its own."""
+def tensors_in(value: Any, seen: frozenset[int] = frozenset()) -> Iterator[Tensor]:
+    """The tensors a model returned, whatever it returned them in: containers, dataclasses, objects of its own.
+
+    Args:
+        seen: ids of the objects that hold this one, which may refer to them in turn.
+    """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
+        return
+    if id(value) in seen:
+        return
+    seen = seen | {id(value)}
+    if isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from tensors_in(item, seen)
     elif isinstance(value, list | tuple | set):
         for item in value:
-            yield from tensors_in(item)
+            yield from tensors_in(item, seen)
     elif not isinstance(value, nn.Module | type) and (hasattr(value, "__dict__") or hasattr(value, "__slots__")):
         slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-        yield from tensors_in([*getattr(value, "__dict__", {}).values(), *(getattr(value, s, None) for s in slots)])
+        inside = [*getattr(value, "__dict__", {}).values(), *(getattr(value, s, None) for s in slots)]
+        yield from tensors_in(inside, seen)
 
 
 class Skeleton:
@@ -107,7 +121,10 @@ def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
     elif kind is list and all(map(_is_immutable, value)):
         new = list(value)
     else:
-        return copy.deepcopy(value, memo)
+        try:
+            return copy.deepcopy(value, memo)
+        except TypeError:  # a lock, a file, a generator: nothing of it depends on the width, so copies share it
+            new = value
     memo[id(value)] = new
     return new
 

@@ -1,7 +1,8 @@
 """One training step of any module, with data or without: copies of the module, batches for it, and a loss."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
+from submodels.batch import Dims
+from submodels.calls import Call
 from submodels.skeleton import loose_tensors, named_tensors, rebuild
 
 
@@ -76,31 +79,42 @@ def _real(x: Tensor) -> Tensor:
     return torch.zeros_like(x, device="cpu") if x.is_meta else x.to("cpu", copy=True)
 
 
-def as_arguments(example_inputs: Any, example_kwargs: Mapping[str, Any] | None) -> tuple[tuple, dict]:
-    """Positional and keyword arguments of a forward, from example inputs as users give them."""
-    inputs = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    return inputs, dict(example_kwargs or {})
+@dataclass(frozen=True)
+class Batch:
+    """Arguments of a forward, and how to make as many samples of them as a step takes.
+
+    Attributes:
+        call: the example.
+        size: samples of a training step.
+        dims: for every tensor of the example the dimension that counts samples, None for those that have none.
+    """
+
+    call: Call
+    size: int
+    dims: Dims
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step: one if no axis counts them, as in a model of a whole graph."""
+        return self.size if any(dim is not None for dim in self.dims) else 1
+
+    def made(self, make: Callable[[Tensor, int | None, int], Tensor]) -> tuple[tuple, dict]:
+        """The arguments at the batch size: every tensor is made anew by `fake_batch` or `real_batch`."""
+        dims = iter(self.dims)
+
+        def resized(x: Any) -> Any:
+            return make(x, next(dims), self.size) if isinstance(x, Tensor) else x
+
+        return tree_map(resized, tuple(self.call))
 
 
-def batched(arguments: tuple[tuple, dict], batch_size: int, make: Callable[[Tensor, int | None], Tensor]) -> tuple:
-    """The arguments at another batch size: every tensor is made anew by `fake_batch` or `real_batch`."""
-    leading = next((x.shape[0] for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.dim()), None)
-
-    def resized(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return make(x, batch_size if x.dim() and x.shape[0] == leading else None)
-
-    return tree_map(resized, arguments)
-
-
-def fake_batch(x: Tensor, size: int | None) -> Tensor:
+def fake_batch(x: Tensor, dim: int | None, size: int) -> Tensor:
     """An empty tensor like x, of `size` samples."""
-    shape = x.shape if size is None else (size, *x.shape[1:])
+    shape = [size if i == dim else n for i, n in enumerate(x.shape)]
     return torch.empty(shape, dtype=x.dtype, device="cpu")
 
 
-def real_batch(x: Tensor, size: int | None) -> Tensor:
+def real_batch(x: Tensor, dim: int | None, size: int) -> Tensor:
     """A copy of x, its samples repeated until there are `size`."""
     x = _real(x.detach())
-    return x if size is None else x[torch.arange(size) % len(x)]
+    return x if dim is None else x.index_select(dim, torch.arange(size) % x.shape[dim])

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from submodels.axismap import AxisMap
+from submodels.integers import replace_integer
+from submodels.literals import VIEW, ViewHooks
+from submodels.pretrained import resize_config
 from submodels.skeleton import Skeleton, named_tensors, rebuild
 
 
@@ -19,19 +22,31 @@ class Template:
         self._names = [(name, id(x)) for name, x in named_tensors(module)]
 
     @classmethod
-    def of(cls, model: nn.Module, axis_map: AxisMap, counts: Sequence[int]) -> "Template":
-        """The template that keeps ``counts`` channels of every group."""
+    def of(cls, model: nn.Module, axis_map: AxisMap, counts: Sequence[int], *, with_config: bool = False) -> "Template":
+        """The template that keeps ``counts`` channels of every group.
+
+        Args:
+            with_config: also find the config of a pretrained-style model (`submodels.pretrained`); it takes a moment.
+        """
         small = {
             id(x): torch.empty(axis_map.shape(name, counts), dtype=x.dtype, device="meta")
             for name, x in named_tensors(model)
         }
         module = rebuild(model, small)
         # Integers the trace followed first; then torch's own layers, whose sizes nobody reads and only repr shows.
-        for (path, key, *positions), term in axis_map.attributes.items():
+        literals = {}
+        for (path, key, *places), term in axis_map.attributes.items():
+            if key == VIEW:
+                literals[places[0]] = term.size(counts)
+                continue
             owner = vars(module.get_submodule(path))
-            owner[key] = _replaced(owner[key], positions, term.size(counts))
+            owner[key] = replace_integer(owner[key], places, term.size(counts))
+        if any(new != old for old, new in literals.items()):
+            ViewHooks(literals).install(module)
         for part in module.modules():
             _update_layer(part)
+        if with_config:
+            resize_config(module, axis_map, counts)
         return cls(module)
 
     def __reduce__(self):
@@ -40,13 +55,6 @@ class Template:
     def filled(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A fresh module with these tensors in it."""
         return self._skeleton.build({key: tensors[name] for name, key in self._names})
-
-
-def _replaced(value: Any, positions: Sequence[int], new: int) -> Any:
-    if not positions:
-        return new
-    first, *rest = positions
-    return type(value)(_replaced(item, rest, new) if i == first else item for i, item in enumerate(value))
 
 
 def _linear(weight: Tensor, _layer: nn.Module) -> dict[str, Any]:
@@ -89,6 +97,8 @@ def _update_layer(layer: nn.Module) -> None:
     weight = getattr(layer, "weight", None)
     if weight is None and isinstance(layer, nn.modules.batchnorm._NormBase):
         weight = layer.running_mean  # a norm without affine parameters still has statistics
+    if isinstance(layer, nn.TransformerEncoder) and layer.layers[0].self_attn.num_heads % 2:
+        layer.use_nested_tensor = False  # torch's fast path for padded sequences wants an even number of heads
     if sizes is not None and isinstance(weight, Tensor):
         for name, size in sizes(weight, layer).items():
             setattr(layer, name, size)

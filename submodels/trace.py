@@ -6,19 +6,25 @@ above and follows integers.
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import einops.einops
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from submodels import rules
-from submodels.axes import Axis, choose_factors, find, fixed, freeze, product, tag, unify
-from submodels.sizes import Attribute, Sizes
-from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
+from submodels.axes import Axis, choose_factors, find, fixed, freeze, leaves, product, tag, unify
+from submodels.calls import Call, Examples
+from submodels.integers import Attribute
+from submodels.recurrence import TwoSteps
+from submodels.sizes import Sizes
+from submodels.skeleton import holds_weights, named_tensors, on_meta, rebuild, tensors_in
+from submodels.states import StateName, find_states
+
+_REMEDY = {"model output": "say with outputs= which of the model's answers must stay whole"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,16 @@ class Declared:
 
     tensors: Mapping[str, list[Axis]] = field(default_factory=dict)
     attributes: Mapping[Attribute, Axis] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse what was declared to scale and, after the run, does not."""
+        for name, axes in self.tensors.items():
+            pinned = [leaf for axis in axes for leaf in leaves(axis) if leaf.pinned and leaf.size > 1]
+            if pinned and all(leaf.frozen_by for leaf in pinned):
+                raise ValueError(
+                    f"declare: {name!r} stays whole all the same ({pinned[0].frozen_by}); "
+                    f"{_REMEDY.get(pinned[0].frozen_by, 'leave it out, or declare what it is coupled to')}"
+                )
 
 
 @dataclass
@@ -37,6 +53,8 @@ class Trace:
     attributes: dict[Attribute, Axis]
     unknown: dict[str, int] = field(default_factory=dict)  # operation without a rule -> number of calls that froze
     notes: list[str] = field(default_factory=list)
+    comparisons: list[tuple[str, int, int, bool]] = field(default_factory=list)  # of sizes, with their answers
+    states: dict[StateName, list[Axis]] = field(default_factory=dict)  # of inputs that scale
 
 
 class Tracer(TorchDispatchMode):
@@ -80,36 +98,36 @@ class Tracer(TorchDispatchMode):
 
 
 @torch.random.fork_rng(devices=[])
-def trace(
-    model: nn.Module, inputs: tuple, kwargs: Mapping[str, Any], declared: Declared, heads: str = "whole"
-) -> Trace:
-    """The axes of a model, from one run in evaluation and one in training mode.
+def trace(model: nn.Module, examples: Examples, declared: Declared, heads: str = "whole") -> Trace:
+    """The axes of a model, from one run of every example in evaluation and one in training mode.
 
     Args:
         declared: axes the user fixed in advance; `heads`: "whole" or "dim", see `choose_factors`.
     """
     try:
-        result = _observe(on_meta(model), _to_meta(inputs), _to_meta(kwargs), declared, heads)
+        result = _observe(on_meta(model), replace(examples, calls=tuple(examples.on("meta"))), declared, heads)
     except rules.RuleError:
         raise
     except Exception as error:  # whatever a forward may raise
-        result = _observe_real(model, inputs, kwargs, declared, heads, error)
+        result = _observe_real(model, examples, declared, heads, error)
     # Formulas are solved last: what their parts measure may only turn up later in the run.
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
-    axes = [axis for row in result.trace.axes.values() for axis in row] + list(result.trace.attributes.values())
+    rows = [*result.trace.axes.values(), *result.trace.states.values(), result.trace.attributes.values()]
+    axes = [axis for row in rows for axis in row]
     for _ in range(3):  # freezing may change which factor of a product is free, and that which sizes are equal
         for axis in axes:
             choose_factors(axis, heads)
         result.sizes.freeze_unequal()
+    result.trace.comparisons = result.sizes.comparisons
     return result.trace
 
 
-def _observe_real(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declared, heads: str, meta: Exception):
+def _observe_real(model: nn.Module, examples: Examples, declared: Declared, heads: str, meta: Exception):
     """The run on real tensors, for models that do not run on the meta device."""
     real = rebuild(model, {id(x): x.detach().clone() for _, x in named_tensors(model)})
     try:
-        result = _observe(real, inputs, kwargs, declared, heads)
+        result = _observe(real, examples, declared, heads)
     except Exception as error:
         raise ValueError(
             f"{type(model).__name__} does not run on the example inputs ({_first_line(error)}); "
@@ -125,16 +143,18 @@ class _Observation:
     sizes: Sizes
 
 
-def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declared, heads: str) -> _Observation:
+def _observe(model: nn.Module, examples: Examples, declared: Declared, heads: str) -> _Observation:
     tracer = Tracer()
     sizes = Sizes(tracer, heads)
     sizes.attributes.update({source: [axis] for source, axis in declared.attributes.items()})
     for name, x in named_tensors(model):
         own = declared.tensors.get(name)
-        tracer[x] = own or [Axis(n, None if x.is_floating_point() else "integer buffer") for n in x.shape]
-    for x in tree_flatten((inputs, kwargs))[0]:
-        if isinstance(x, Tensor):
-            tracer[x] = [fixed(n, "model input") for n in x.shape]
+        tracer[x] = own or [Axis(n, None if holds_weights(x) else "integer buffer") for n in x.shape]
+    matches = find_states(model, examples)
+    for i, call in enumerate(examples.calls):
+        for k, x in enumerate(call.tensors()):
+            tracer[x] = [Axis(n) if (i, k) in matches else fixed(n, "model input") for n in x.shape]
+    states = {(i, k): tracer[examples.calls[i].tensors()[k]] for i, k in matches}
     # Taken before the run: a forward may replace its buffers, and tied tensors need their axes under every name.
     named = {name: tracer[x] for name, x in named_tensors(model, aliases=True)}
     # `model` is a copy: its integers can be replaced by traced ones without touching the user's.
@@ -143,36 +163,83 @@ def _observe(model: nn.Module, inputs: tuple, kwargs: Mapping, declared: Declare
     notes = []
     device = next((x.device for _, x in named_tensors(model)), torch.device("cpu"))
     observers = (torch.device(device), sizes, tracer)
-    outputs = _run(model.eval(), inputs, kwargs, observers)
-    tracer.freeze(outputs, "model output", force=True)
-    try:
-        outputs = _run(model.train(), inputs, kwargs, observers)
-    except rules.RuleError:
-        raise
-    except Exception as error:  # a model that cannot train on this example, such as a batch of one, can still be cut
-        notes.append(f"not traced in training mode: {_first_line(error)}")
-    else:
-        tracer.freeze(outputs, "model output", force=True)
-    unused = [x for _, x in named_tensors(model) if id(x) not in tracer.seen]
-    tracer.freeze(unused, "not used in the traced run")
-    return _Observation(Trace(named, {}, tracer.unknown, notes), sizes)
+
+    def observe(call: Call, number: int) -> None:
+        out = _run(model, call, observers)
+        tracer.freeze(examples.whole(out), "model output", force=True)
+        rest = examples.rest(out)
+        for (i, k), position in matches.items():  # what comes out is what goes in the next time
+            if i == number:
+                for a, b in zip(states[i, k], tracer[rest[position]], strict=True):
+                    unify(a, b)
+
+    for number, call in enumerate(examples.calls):
+        model.eval()
+        observe(call, number)
+        model.train()
+        try:
+            observe(call, number)
+        except rules.RuleError:
+            raise
+        except Exception as error:  # a model that cannot train on this example (a batch of one) can still be cut
+            notes.append(f"not traced in training mode: {_first_line(error)}")
+    unused = [name for name, x in named_tensors(model) if id(x) not in tracer.seen]
+    tracer.freeze([x for name, x in named_tensors(model) if name in unused], "not used in the traced run")
+    notes += _not_run([name for name, _ in model.named_parameters() if name in unused])
+    _freeze_beyond(states, named)
+    return _Observation(Trace(named, {}, tracer.unknown, notes, states=states), sizes)
 
 
-def _run(model: nn.Module, inputs: tuple, kwargs: Mapping, observers: Iterable) -> list[Tensor]:
-    """The tensors that a model returns when it runs under the eyes of all observers, the last one innermost."""
-    with _quiet_caches(), torch.no_grad(), ExitStack() as stack:
+def _not_run(parameters: list[str]) -> list[str]:
+    """A warning if no example ran some parameters: they would no longer fit what is cut around them."""
+    if not parameters:
+        return []
+    more = f" and {len(parameters) - 4} more" if len(parameters) > 4 else ""
+    names = ", ".join(parameters[:4])
+    return [
+        f"no example runs {names}{more}: they stay whole; add an example that runs them (examples=) to cut them too"
+    ]
+
+
+def _freeze_beyond(states: Mapping[StateName, list[Axis]], named: Mapping[str, list[Axis]]) -> None:
+    """Keep whole what of a state no weight shares: layers, positions."""
+    shared = {id(leaf) for row in named.values() for axis in row for leaf in leaves(axis)}
+    for leaf in [leaf for row in states.values() for axis in row for leaf in leaves(axis)]:
+        if id(leaf) not in shared:
+            freeze(leaf, "a state's own axis")
+
+
+def observed_axes(model: nn.Module, call: Call) -> tuple[list[list[Axis]], list[Axis], list[Axis]]:
+    """(axes of every input tensor, axes of the weights, axes of the outputs) of a run in which inputs may shrink too.
+
+    Args:
+        model: a copy on the meta device; its integers are replaced.
+    """
+    tracer = Tracer()
+    sizes = Sizes(tracer, "whole")
+    for _, x in named_tensors(model):
+        tracer[x] = [Axis(n) for n in x.shape]
+    weights = [axis for _, x in named_tensors(model) for axis in tracer[x]]
+    tensors = call.tensors()
+    for x in tensors:
+        tracer[x] = [Axis(n) for n in x.shape]
+    rows = [tracer[x] for x in tensors]
+    sizes.follow_attributes(model)
+    out = _run(model.eval(), call, (torch.device("meta"), sizes, tracer))
+    sizes.finish()
+    return rows, weights, [axis for x in tensors_in(out) for axis in tracer[x]]
+
+
+def _run(model: nn.Module, call: Call, observers: Iterable) -> Any:
+    """What a model returns when it runs under the eyes of all observers, the last one innermost."""
+    with _quiet_caches(), torch.no_grad(), TwoSteps(), ExitStack() as stack:
         for observer in observers:
             stack.enter_context(observer)
-        out = model(*inputs, **kwargs)
-    return list(tensors_in(out))
+        return model(*call.args, **call.kwargs)
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-
-
-def _to_meta(tree: Any) -> Any:
-    return tree_map(lambda x: x.detach().to("meta") if isinstance(x, Tensor) else x, tree)
 
 
 def _tie_attention_modules(model: nn.Module, tracer: Tracer, sizes: Sizes) -> None:

@@ -3,28 +3,29 @@
 Channels that are left out must make the same difference as channels that are zero. That holds exactly, forward and
 backward, for everything but operations that count their channels. For the comparison these are made not to count:
 norms over channels (layer, group, RMS norm, a variance, weight standardisation) are replaced by a squashing function
-and their affine part, and a mean divides by as many values in the sub-model as in the masked one. What is left (a
-maximum over channels) is named in the report, and a difference that no such operation explains is an error in the map.
+and their affine part, and means and scalars computed from sizes are those of the masked model (`submodels.neutral`).
+What is left (a maximum over channels) is named in the report, and a difference that no such operation explains is an
+error in the map.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from submodels.batch import repeatable
+from submodels.calls import Call, Examples
 from submodels.extractors import Extractor, Random
-from submodels.sizes import arguments
-from submodels.skeleton import loose_tensors, named_tensors, rebuild, tensors_in
+from submodels.neutral import NEUTRALISED, Journal, neutral, widened
+from submodels.skeleton import holds_weights, loose_tensors, named_tensors, rebuild
+from submodels.states import cut_call, mask_call
 from submodels.template import Template
 
 TOLERANCE = 1e-7
-NEUTRALISED = frozenset({"mean", "var", "std", "batch_norm"})  # see `_NeutralNorms`
+_TINY = 1e-30  # what stands for zero where a model divides by what was masked
 
 
 @dataclass(frozen=True)
@@ -59,28 +60,30 @@ class Report:
         lines = ["width  share  forward error  gradient error  round trip"]
         for c in self.comparisons:
             lines.append(f"{c.width:<5.3g}  {c.share:.3f}  {c.forward:<13.1e}  {c.gradient:<14.1e}  {c.round_trip}")
-        if not self.exact:
+        if not self.exact and self.explained_by:
             lines.append(f"the differences come from {', '.join(self.explained_by)}, which count their channels")
         return "\n".join(lines)
 
 
-def verify(scalable, widths: Sequence[float], extractor: Extractor = Random()) -> Report:
+def verify(scalable, widths: Sequence[float] | None = None, extractor: Extractor = Random()) -> Report:
     """Compare extracted and masked models in float64 at random weights; the model itself is not touched.
 
     Args:
+        widths: by default one channel a group, 1/4, 1/2 and 1.
         extractor: draws the channels. A window would be the same for all groups of a size, coupled or not, and hide
             that they are not; random draws differ from group to group.
 
     Raises:
         RuntimeError: on wrong shapes, values that are not finite, or a difference that no listed operation explains.
     """
+    if widths is None:
+        widths = sorted({1 / max(scalable.sizes), 0.25, 0.5, 1.0})
     model = _randomised(scalable.model)
-    inputs, kwargs = _prepared(scalable.example_inputs), _prepared(scalable.example_kwargs)
+    examples = Examples(
+        tuple(_prepared(model, call) for call in scalable.examples.calls), outputs=scalable.examples.outputs
+    )
     explained = sorted({op for group in scalable.axis_map.groups for op in group.mixed_by} - NEUTRALISED)
-    comparisons = []
-    for width in widths:
-        index = scalable.index(width, extractor)
-        comparisons.append(_compare(model, index, width, inputs, kwargs))
+    comparisons = [_compare(model, scalable.index(width, extractor), width, examples) for width in widths]
     report = Report(tuple(comparisons), tuple(explained))
     if not report.exact and not explained:
         raise RuntimeError(
@@ -90,35 +93,55 @@ def verify(scalable, widths: Sequence[float], extractor: Extractor = Random()) -
     return report
 
 
-def _compare(model: nn.Module, index, width: float, inputs: tuple, kwargs: dict) -> Comparison:
-    axis_map = index.axis_map
+def _compare(model: nn.Module, index, width: float, examples: Examples) -> Comparison:
     whole = {name: x.detach() for name, x in named_tensors(model)}
     part = {name: index.gather(name, x) for name, x in whole.items()}
-    sub = Template.of(model, axis_map, index.counts).filled(part)
-    # Running statistics stay: the affine part after them is masked, and a variance of zero would only blow values up.
-    masked = rebuild(
-        model,
-        {
-            id(x): x.detach() * index.mask(name)
-            if x.is_floating_point() and name not in axis_map.statistics
-            else x.detach().clone()
-            for name, x in named_tensors(model)
-        },
-    )
-    # The masked model runs first and says how many values each of its means is over; the sub-model repeats them.
-    counts: list[int] = []
-    theirs = _run(masked, inputs, kwargs, _NeutralNorms(record=counts))
-    ours = _run(sub, inputs, kwargs, _NeutralNorms(replay=counts))
-    if [x.shape for x in ours] != [x.shape for x in theirs]:
-        raise RuntimeError(f"width {width}: outputs have shapes {[tuple(x.shape) for x in ours]}")
-    forward = max(_relative(a, b, _largest([b]), f"width {width}: output") for a, b in zip(ours, theirs, strict=True))
-    gradient = _gradient_error(sub, masked, index, ours, theirs, width)
+    sub = Template.of(model, index.axis_map, index.counts).filled(part)
+    forward = gradient = 0.0
+    for number in range(len(examples.calls)):
+        errors = _errors(model, sub, index, f"width {width}", (examples, number))
+        forward, gradient = max(forward, errors[0]), max(gradient, errors[1])
     round_trip = all(_round_trips(name, x, part[name], index) for name, x in whole.items())
     share = sum(p.numel() for p in sub.parameters()) / max(1, sum(p.numel() for p in model.parameters()))
     return Comparison(width, forward, gradient, share, round_trip)
 
 
-def _gradient_error(sub, masked, index, ours: list[Tensor], theirs: list[Tensor], width: float) -> float:
+def _errors(model: nn.Module, sub: nn.Module, index, what: str, example: tuple[Examples, int]) -> tuple[float, float]:
+    """Relative errors of outputs and of gradients on one example."""
+    examples, number = example
+    call, journal, states = examples.calls[number], Journal(), (index.axis_map.states, index.kept, index.sizes)
+    inputs = mask_call(call, number, *states)
+    # The masked model runs first and says which numbers it computed from its sizes; the sub-model is given them.
+    masked = _masked(model, index, 0.0)
+    theirs = _run(masked, inputs, examples, journal, replay=False)
+    if not _finite(theirs):  # it divides by a weight: what is masked goes to zero instead of being zero
+        journal, masked = Journal(), _masked(model, index, _TINY)
+        theirs = _run(masked, inputs, examples, journal, replay=False)
+    ours = _run(sub, cut_call(call, number, *states), examples, journal, replay=True)
+    if [x.shape for x in ours] != [x.shape for x in theirs]:
+        raise RuntimeError(f"{what}: outputs have shapes {[tuple(x.shape) for x in ours]}")
+    errors = [_relative(a, b, _largest([b]), f"{what}: output") for a, b in zip(ours, theirs, strict=True)]
+    return max(errors, default=0.0), _gradient_error(sub, masked, index, (ours, theirs), what)
+
+
+def _masked(model: nn.Module, index, rest: float) -> nn.Module:
+    """The model with everything but the kept part set to zero, or with ``rest`` made that small and buffers kept."""
+    # Running statistics stay: the affine part after them is masked, and a variance of zero would only blow values up.
+    tensors, buffers = {}, {id(x) for x in model.buffers()}
+    for name, x in named_tensors(model):
+        value = x.detach().clone()
+        if holds_weights(x) and name not in index.axis_map.statistics and not (rest and id(x) in buffers):
+            value = torch.where(index.mask(name), value, value * rest)
+        tensors[id(x)] = value
+    return rebuild(model, tensors)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(x).all()) for x in tensors)
+
+
+def _gradient_error(sub, masked, index, outputs: tuple[list[Tensor], list[Tensor]], what: str) -> float:
+    ours, theirs = outputs
     generator = torch.Generator().manual_seed(1)
     # Random cotangents weigh every output differently: a plain sum would hide errors that cancel.
     cotangents = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in ours]
@@ -129,14 +152,14 @@ def _gradient_error(sub, masked, index, ours: list[Tensor], theirs: list[Tensor]
     expected = [index.gather(name, g) for name, g in zip(names, whole, strict=True)]  # elsewhere it may be anything
     floor = 1e-6 * _largest(expected)  # a gradient that is zero in theory (a key's bias) is rounding noise
     errors = [
-        _relative(g, e, _largest([e]) + floor, f"width {width}: gradient of {name}")
+        _relative(g, e, _largest([e]) + floor, f"{what}: gradient of {name}")
         for name, g, e in zip(names, got, expected, strict=True)
     ]
     return max(errors, default=0.0)
 
 
 def _gradients(outputs: list[Tensor], parameters: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
-    scalar = sum((out * c).sum() for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad)
+    scalar = sum((out * c).sum().real for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad)
     if not isinstance(scalar, Tensor):
         return [torch.zeros_like(p) for p in parameters]
     grads = torch.autograd.grad(scalar, parameters, allow_unused=True)
@@ -146,7 +169,7 @@ def _gradients(outputs: list[Tensor], parameters: list[Tensor], cotangents: list
 def _round_trips(name: str, whole: Tensor, part: Tensor, index) -> bool:
     """Writing something new into the kept part changes the kept part, and nothing else."""
     # A new value, as writing back the old one would look right wherever it went.
-    new = part + 1 if part.is_floating_point() else part
+    new = part + 1 if holds_weights(part) else part
     written = index.scatter_(name, whole.clone(), new)
     mask = index.mask(name)
     return bool(
@@ -166,10 +189,10 @@ def _largest(tensors: Sequence[Tensor]) -> float:
     return max((float(x.detach().abs().max()) for x in tensors if x.numel()), default=0.0)
 
 
-def _run(module: nn.Module, inputs: tuple, kwargs: dict, neutral: "_NeutralNorms") -> list[Tensor]:
-    with neutral:
-        out = module.eval()(*inputs, **kwargs)
-    return [x for x in tensors_in(out) if x.is_floating_point()]
+def _run(module: nn.Module, call: Call, examples: Examples, journal: Journal, *, replay: bool) -> list[Tensor]:
+    with neutral(journal, replay=replay):
+        out = module.eval()(*call.args, **call.kwargs)
+    return [x for x in examples.whole(out) if holds_weights(x)]
 
 
 def _randomised(model: nn.Module) -> nn.Module:
@@ -183,69 +206,51 @@ def _randomised(model: nn.Module) -> nn.Module:
         elif name.endswith("running_mean"):
             statistics[id(x)] = noise * 0.2 - 0.1
         else:
-            statistics[id(x)] = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu().clone()
+            statistics[id(x)] = widened(x.detach().cpu().clone())
     weights = {}
     for name, x in model.named_parameters():
-        noise = torch.randn(x.shape, dtype=torch.float64, generator=generator)
+        dtype = torch.complex128 if x.is_complex() else torch.float64
+        noise = torch.randn(x.shape, dtype=dtype, generator=generator)
         fan_in = math.prod(x.shape[1:])
         # Outputs of layers keep their scale, and norm weights stay near 1, so that no depth over- or underflows.
         weights[id(x)] = noise / math.sqrt(max(1, fan_in)) if x.dim() > 1 else 0.3 * noise + name.endswith("weight")
-    loose = {id(x): x.detach().cpu().double() for x in loose_tensors(model) if x.is_floating_point()}
+    loose = {id(x): widened(x.detach().cpu()) for x in loose_tensors(model) if holds_weights(x)}
     return rebuild(model, loose | weights | statistics).eval()
 
 
-def _prepared(tree: Any) -> Any:
-    """Inputs in float64 on the CPU, at least two samples of them, all different."""
+def _prepared(model: nn.Module, call: Call) -> Call:
+    """The call in float64 on the CPU, with two samples at least; inputs that say nothing are drawn at random.
 
-    def prepare(x):
-        if not isinstance(x, Tensor):
-            return x
-        x = x.detach().cpu()
-        x = x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x
-        generator = torch.Generator().manual_seed(2)
-        return torch.randn(x.shape, dtype=torch.float64, generator=generator) if x.is_floating_point() else x
-
-    return tree_map(prepare, tree)
-
-
-class _NeutralNorms(TorchFunctionMode):
-    """Make operations that count channels not count them.
-
-    Args:
-        record: receives the number of values of every mean, in order.
-        replay: numbers that means divide by instead of their own.
+    Whole numbers are left alone, as they may be indices or lengths, and so are values that vary: they are the user's.
     """
-
-    def __init__(self, record: list[int] | None = None, replay: Sequence[int] = ()):
-        super().__init__()
-        self.record, self.replay = record, iter(replay)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm):
-            return _affine(*arguments(args, kwargs, "input", "normalized_shape", "weight", "bias"))
-        if func in (F.group_norm, torch.group_norm):
-            x, _, weight, bias = arguments(args, kwargs, "input", "num_groups", "weight", "bias")
-            return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
-        if func is F.batch_norm and (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None:
-            x, _, _, weight, bias = arguments(args, kwargs, "input", "running_mean", "running_var", "weight", "bias")
-            return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
-        out = func(*args, **kwargs)
-        if func in (torch.var, torch.Tensor.var, torch.std, torch.Tensor.std):  # a norm written by hand
-            return torch.ones_like(out)
-        if func in (torch.mean, torch.Tensor.mean):
-            count = args[0].numel() // max(1, out.numel())
-            if self.record is None:
-                return out * (count / next(self.replay, count))
-            self.record.append(count)
-        return out
+    call = Call(*tree_map(lambda x: widened(x.detach().cpu()) if isinstance(x, Tensor) else x, tuple(call)))
+    dims = iter(repeatable(model, call))
+    call = Call(*tree_map(lambda x: _twice(x, next(dims)) if isinstance(x, Tensor) else x, tuple(call)))
+    seen: list[Tensor] = []
+    drawn = Call(*tree_map(lambda x: _telling(x, seen) if isinstance(x, Tensor) else x, tuple(call)))
+    try:
+        with neutral(Journal(), replay=False), torch.no_grad():
+            model(*drawn.args, **drawn.kwargs)
+    except Exception:  # whatever a forward may raise on values that are not those of its example
+        return call
+    return drawn
 
 
-def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if vector is None else vector.reshape([-1 if i == 1 else 1 for i in range(x.dim())])
+def _twice(x: Tensor, dim: int | None) -> Tensor:
+    return x if dim is None else torch.cat([x, x], dim)
 
 
-def _affine(x: Tensor, _shape: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = torch.asinh(x)  # odd, smooth and unbounded: zero stays zero, large values are tamed, no gradient vanishes
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+def _telling(x: Tensor, seen: list[Tensor]) -> Tensor:
+    """The tensor, or one of random numbers if it is constant or the same as one before: such inputs hide errors."""
+    if not holds_weights(x) or not x.numel():
+        return x
+    generator = torch.Generator().manual_seed(2 + len(seen))
+    noise = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+    constant = bool((x == x.flatten()[0]).all())
+    repeated = any(x.shape == other.shape and torch.equal(x, other) for other in seen)
+    samples_alike = x.dim() > 1 and len(x) > 1 and bool((x == x[:1]).all())
+    seen.append(x)
+    if constant:
+        return noise
+    whole_numbers = not x.is_complex() and bool((x == x.round()).all())
+    return x * (1 + 0.1 * noise) if (repeated or samples_alike) and not whole_numbers else x

@@ -272,14 +272,14 @@ class TwoInputs(nn.Module):
 
 
 class LiteralView(nn.Module):
-    """A forward with the flattened size typed in: cannot be cut before the view."""
+    """A forward with a number of channels typed in: cannot be cut before the view."""
 
     def __init__(self):
         super().__init__()
         self.conv, self.hidden, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16 * 16, 16), nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.hidden(F.relu(self.conv(x)).view(-1, 8 * 16 * 16))))
+        return self.head(F.relu(self.hidden(F.relu(self.conv(x)).view(-1, 8, 16 * 16).flatten(1))))
 
 
 class NothingToCut(nn.Module):
@@ -290,7 +290,7 @@ class NothingToCut(nn.Module):
         self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16 * 16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.conv(x)).view(-1, 8 * 16 * 16))
+        return self.head(F.relu(self.conv(x)).view(-1, 8, 16 * 16).flatten(1))
 
 
 CUTTABLE = [

@@ -372,3 +372,41 @@ def test_an_index_set_made_by_hand_will_do(scalable):
     got = average(scalable.tensors(), [({"3.weight": torch.tensor([[4.0]])}, index, 1.0)])
     assert got["3.weight"][5, 7] == 4.0
     assert int((got["3.weight"] != scalable.tensors()["3.weight"]).sum()) == 1
+
+
+class Complex(nn.Module):
+    """A complex weight between two real layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.i, self.w = nn.Linear(12, 16), nn.Parameter(torch.randn(16, 16, dtype=torch.cfloat))
+        self.h, self.o = nn.Linear(16, 32), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.o(self.h((self.i(x).to(torch.cfloat) @ self.w).real).relu())
+
+
+def test_complex_weights_are_cut_and_written_back():
+    torch.manual_seed(0)
+    model, x = Complex(), torch.randn(4, 12)
+    scalable = ScalableModel(model, x)
+    before = model.w.detach().clone()
+    sub = scalable.extract(0.5)
+    assert sub.module.w.shape == (8, 8)
+    sub.module(x).pow(2).sum().backward()
+    torch.optim.SGD(sub.module.parameters(), 0.1).step()
+    scalable.write(sub)
+    changed = model.w != before
+    assert changed[:8, :8].all() and not changed[8:].any() and not changed[:, 8:].any()
+    assert torch.equal(model.w[:8, :8], sub.module.w)
+
+
+def test_complex_weights_average_as_real_ones_do():
+    scalable = ScalableModel(Complex(), torch.zeros(4, 12))
+    subs = [scalable.extract(width) for width in (0.25, 0.5, 1.0)]
+    values = (1j, 2 + 2j, 6.0)
+    updates = [({"w": torch.full_like(sub.module.w, v).detach()}, sub.index, 1.0) for v, sub in zip(values, subs)]
+    w = average(scalable.tensors(), updates)["w"]
+    assert w[0, 0] == (8 + 3j) / 3 and w[5, 5] == 4 + 1j and w[9, 9] == 6 and w.dtype == torch.cfloat
+    w = average(scalable.tensors(), updates[:2])["w"]
+    assert w[0, 0] == 1 + 1.5j and w[9, 9] == scalable.tensors()["w"][9, 9]

@@ -184,7 +184,10 @@ def test_a_description_by_hand():
         "0.weight  c0 .\n"
         "0.bias    c0\n"
         "2.weight  . c0\n"
-        "2.bias    ."
+        "2.bias    .\n"
+        "width 0.0625 keeps 1 of 8 channels (c0): share 0.164\n"
+        "kept whole (model input): 0.weight[1]\n"
+        "kept whole (model output): 2.weight[0], 2.bias[0]"
     )
 
 
@@ -199,9 +202,40 @@ def test_a_description_tells_integers_reasons_and_notes():
     assert text[-1] == "for the test"
 
 
-def test_what_every_model_has_is_not_mentioned():
-    text = AxisMap.trace(SqueezeExcite(), torch.zeros(IMAGE)).describe()
-    assert "kept whole" not in text
+def test_every_axis_that_is_kept_whole_has_its_reason_in_the_description():
+    axis_map = AxisMap.trace(SqueezeExcite(), torch.zeros(IMAGE))
+    lines = [line for line in axis_map.describe().splitlines() if line.startswith("kept whole")]
+    assert lines == [
+        "kept whole (model input): stem.weight[1]",
+        "kept whole (model output): head.weight[0], head.bias[0]",
+        "kept whole (kernel): stem.weight[2], stem.weight[3]",
+    ]
+    assert all(any(f"({why})" in line for line in lines) for why in axis_map.frozen_by.values())
+
+
+class TwoGroups(nn.Module):
+    """A norm of two groups: of their channels no width keeps less than half."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 32, 3), nn.GroupNorm(2, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).mean((2, 3)))
+
+
+def test_what_a_width_cannot_express_is_said():
+    axis_map = AxisMap.trace(TwoGroups(), torch.zeros(IMAGE))
+    assert axis_map.coarse(0.5) == []
+    assert axis_map.coarse(0.25) == [f"width 0.25 keeps 1 of 2 groups (g0): share {axis_map.share(0.5):.3f}"]
+    assert axis_map.coarse(0.25)[0] in axis_map.describe().splitlines()
+
+
+def test_heads_that_a_width_cannot_express_are_said_by_their_name():
+    axis_map = AxisMap.trace(EinopsAttention(), torch.zeros(IMAGE))
+    share = f"share {axis_map.share(1 / 16):.3f}"
+    assert axis_map.coarse(1 / 16) == [f"width 0.0625 keeps 1 of 4 heads (h1, h2): {share}"]
+    assert axis_map.coarse(0.25) == []
 
 
 # Why axes stay whole
@@ -299,12 +333,10 @@ def test_heads_may_all_be_kept_and_narrowed_instead():
     assert axis_map.groups[0].mixed_by == {"scaled_dot_product_attention"}  # it takes its scale from the head's width
 
 
-def test_both_ways_run_and_whole_heads_are_exact():
+def test_both_ways_run_and_are_exact():
     for heads in ("whole", "dim"):
         scalable = ScalableModel(Attention(), torch.zeros(IMAGE), heads=heads)
-        report = scalable.verify([0.5])
-        assert report.comparisons[0].round_trip
-        assert report.exact == (heads == "whole")
+        assert scalable.verify([0.5]).exact
         assert scalable.extract(0.5).module.qkv.weight.shape == (36, 48)
 
 

@@ -235,11 +235,28 @@ def test_a_dot_keeps_whole_what_the_run_could_cut():
     assert axis_map.frozen_by["2.weight", 1] == "declared whole"
 
 
-def test_outputs_are_whole_whatever_is_declared():
+def test_a_declaration_without_an_effect_is_refused():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    axis_map = AxisMap.trace(model, torch.zeros(2, 4), declare={"2.bias": "c"})
-    assert axis_map.sizes == (8,)
-    assert axis_map.frozen_by["2.weight", 0] == "model output"
+    with pytest.raises(ValueError, match=r"'2\.bias' stays whole all the same \(model output\); say with outputs="):
+        AxisMap.trace(model, torch.zeros(2, 4), declare={"2.bias": "c"})
+    assert AxisMap.trace(model, torch.zeros(2, 4), declare={"2.bias": ".", "0.bias": "c"}).sizes == (8,)
+
+
+def test_a_hidden_state_that_is_returned_overrules_a_declaration_and_says_so():
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.r, self.f = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 5)
+
+        def forward(self, x):
+            x, hidden = self.r(x)
+            return self.f(x), hidden
+
+    declare = {"r.weight_hh_l0": "(4 h) h"}
+    with pytest.raises(ValueError, match=r"'r\.weight_hh_l0' stays whole all the same \(model output\)"):
+        ScalableModel(Language(), torch.zeros(2, 3, 16), declare=declare)
+    scalable = ScalableModel(Language(), torch.zeros(2, 3, 16), declare=declare, outputs=lambda out: out[0])
+    assert scalable.sizes == (32,)
 
 
 class Rotated(nn.Module):

@@ -1,13 +1,25 @@
 """Sizes: idioms of forwards that read and use sizes, and the channel groups that they leave."""
 
+import copy
+import pickle
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from submodels import AxisMap, ScalableModel
+from submodels.literals import VIEW
 
 torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    n: int
+
 
 # Sixteen channels come in.
 
@@ -123,6 +135,48 @@ IDIOMS = [  # name, what the forward does, what it has stored, the sizes of the 
         {"p": nn.Parameter(torch.ones(1, 16, 1, 1))},
         [16],
     ),
+    ("a flat size typed into a view", lambda m, x: x.view(-1, 16 * 8 * 8), {}, [16]),
+    ("a flat size typed into a reshape", lambda m, x: torch.reshape(x, (len(x), 1024)), {}, [16]),
+    ("rows of a size typed into a view", lambda m, x: x.mean((2, 3)).view(-1, 16), {}, [16]),
+    (
+        "one number for two sizes that shrink alike",
+        lambda m, x: x.mean((2, 3)).view(-1, 16) * x.amax((2, 3)).view(-1, 16),
+        {},
+        [16],
+    ),
+    ("one number for two sizes", lambda m, x: x.mean((2, 3)).view(-1, 16) + x.sum(1).view(-1, 64)[:, :1], {}, [16]),
+    (
+        "one number for a size that stays too",
+        lambda m, x: x.mean((2, 3)).view(-1, 16) + m.c.view(-1, 16).mean(),
+        {"c": torch.ones(2, 4, 4)},
+        [],
+    ),
+    ("a squeeze of everything that is one", lambda m, x: x.mean((2, 3), keepdim=True).squeeze(), {}, [16]),
+    (
+        "a stored size in a namespace",
+        lambda m, x: x.reshape(len(x), m.cfg.n, -1, 8, 8).mean(2),
+        {"cfg": SimpleNamespace(n=4)},
+        [4],
+    ),
+    (
+        "a stored size in a frozen dataclass",
+        lambda m, x: x.reshape(len(x), m.cfg.n, -1, 8, 8).mean(2),
+        {"cfg": Frozen(4)},
+        [4],
+    ),
+    ("a stored size in a dict", lambda m, x: x.reshape(len(x), m.cfg["n"], -1, 8, 8).mean(2), {"cfg": {"n": 4}}, [4]),
+    (
+        "a stored size in an object in an object",
+        lambda m, x: _joined(x.split(m.cfg.inner.parts, 1)),
+        {"cfg": SimpleNamespace(inner=SimpleNamespace(parts=[4, 12]))},
+        [4, 12],
+    ),
+    (
+        "gates cut by multiples of a stored size",
+        lambda m, x: x[:, : m.n] * x[:, m.n : m.n * 2] + x[:, m.n * 2 : 3 * m.n] * x[:, m.n * 3 :],
+        {"n": 4},
+        [4],
+    ),
     ("attention by keyword", lambda m, x: F.scaled_dot_product_attention(query=x, key=x, value=x), {}, [16]),
 ]
 
@@ -138,3 +192,64 @@ def test_what_a_forward_does_with_sizes_is_followed(body, attributes, sizes):
         scalable = ScalableModel(model, x)
         assert scalable.sizes == axis_map.sizes  # every cut runs as it was traced
         assert scalable.verify([0.3, 0.5]).exact
+
+
+class Femnist(nn.Module):
+    """LEAF's network for FEMNIST, narrower: the flat size is typed into a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(1, 8, 5, padding=2), nn.Conv2d(8, 16, 5, padding=2)
+        self.f1, self.f2 = nn.Linear(7 * 7 * 16, 64), nn.Linear(64, 62)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.c1(x).relu(), 2)
+        x = F.max_pool2d(self.c2(x).relu(), 2)
+        return self.f2(self.f1(x.view(-1, 7 * 7 * 16)).relu())
+
+
+def test_a_flat_size_in_a_view_is_replaced_in_sub_models():
+    x = torch.randn(2, 1, 28, 28)
+    scalable = ScalableModel(Femnist(), x)
+    assert sorted(scalable.sizes) == [8, 16, 64] and scalable.axis_map.share(0.5) < 0.27
+    assert ("", VIEW, 7 * 7 * 16) in scalable.axis_map.attributes
+    sub = scalable.extract(0.5)
+    expected = sub.module(x)
+    assert expected.shape == (2, 62) and sub.extract(0.25).module(x).shape == (2, 62)
+    for other in (copy.deepcopy(sub.module), pickle.loads(pickle.dumps(sub.module))):
+        assert torch.equal(other(x), expected)
+    assert scalable.verify().exact
+
+
+def test_the_whole_model_and_what_runs_after_a_sub_model_see_their_own_numbers():
+    x = torch.randn(2, 1, 28, 28)
+    scalable = ScalableModel(Femnist(), x)
+    module = scalable.extract(0.5).module
+    with pytest.raises(RuntimeError):
+        module(torch.randn(2, 3, 28, 28))  # fails inside; its numbers must not stay behind
+    assert torch.zeros(4, 7 * 7 * 16).view(-1, 7 * 7 * 16).shape == (4, 784)
+    assert not scalable.extract(1.0).module._forward_pre_hooks
+
+
+def test_a_number_that_two_views_use_for_sizes_that_come_apart_stays():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.o = nn.Linear(5, 16), nn.Linear(5, 8), nn.Linear(32, 3)
+
+        def forward(self, x):
+            a, b = self.a(x).view(-1, 16), torch.cat([self.b(x), torch.ones(len(x), 8)], 1).view(-1, 16)
+            return self.o(torch.cat([a, b], 1))
+
+    scalable = ScalableModel(Two(), torch.zeros(2, 5))
+    assert scalable.verify().exact
+
+
+def test_the_config_of_the_users_model_stays_as_it_is():
+    config = SimpleNamespace(n=4)
+    model = Idiom(lambda m, x: x.reshape(len(x), m.cfg.n, -1, 8, 8).mean(2), {"cfg": config})
+    with torch.no_grad():
+        model(torch.zeros(2, 3, 8, 8))
+    scalable = ScalableModel(model, torch.zeros(2, 3, 8, 8))
+    assert scalable.extract(0.5).module.cfg.n == 2
+    assert type(config.n) is int and config.n == 4 and scalable.model.cfg is config

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from submodels import AxisMap, ScalableModel
-from submodels.skeleton import Skeleton, loose_tensors, named_tensors, on_meta, rebuild
+from submodels.skeleton import Skeleton, loose_tensors, named_tensors, on_meta, rebuild, tensors_in
 
 torch.set_num_threads(1)
 
@@ -360,3 +360,20 @@ def test_parametrized_layers_are_cut_exactly_or_stay_whole(kind):
     assert all(p.grad is not None for p in small.parameters())
     for name, places in scalable.axis_map.unknown.items():
         assert places > 0 and any(why == f"op:{name}" for why in scalable.axis_map.frozen_by.values())
+
+
+def test_objects_that_refer_to_one_another_are_looked_into_once():
+    class Cache:
+        def __init__(self, x):
+            self.x, self.parent = x, self
+
+    x = torch.zeros(2)
+    assert [id(y) for y in tensors_in({"cache": Cache(x)})] == [id(x)]
+
+
+def test_what_cannot_be_copied_is_shared():
+    import threading
+
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    assert rebuild(model, {}).lock is model.lock

@@ -173,7 +173,7 @@ def test_an_output_that_is_not_finite_is_an_error_not_a_pass():
         def forward(self, x):
             return self.head(self.up(x)).log()
 
-    with pytest.raises(RuntimeError, match=r"width 0\.25: output is not finite"):
+    with pytest.raises(RuntimeError, match=r"output is not finite"):
         ScalableModel(Logarithm(), torch.zeros(2, 4)).verify()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from submodels.axes import fixed, freeze, is_frozen
-from submodels.rules import contracting, indexing, moving, reducing
+from submodels.rules import contracting, indexing, losses, moving, reducing, scattering
 from submodels.rules.operands import Inexpressible, outputs, pointwise
 
 RULES: dict[str, Callable[..., None]] = {
@@ -23,6 +23,8 @@ RULES: dict[str, Callable[..., None]] = {
     **contracting.RULES,
     **reducing.RULES,
     **indexing.RULES,
+    **scattering.RULES,
+    **losses.RULES,
 }
 
 # Pointwise operations that torch does not tag as such.

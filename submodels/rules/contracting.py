@@ -34,6 +34,14 @@ def baddbmm(t, out, bias, a, b, **_kw):
     same(t, t[out], t[bias])
 
 
+def grouped_mm(t, out, a, b, *_args, **_kw):
+    """Matrix product per expert: rows of a, sorted by expert, times the matrix of each; experts stay whole."""
+    require(a.dim() == 2 and b.dim() == 3, "experts of another layout")
+    freeze(t[b][0], "op:_grouped_mm")
+    unify(t[a][1], t[b][1])
+    t[out] = [t[a][0], t[b][2]]
+
+
 def mv(t, out, a, b):
     """Matrix times vector: the inner axes are one, the rows remain."""
     unify(t[a][1], t[b][0])
@@ -55,15 +63,15 @@ def linear(t, out, x, weight, bias=None):
 
 
 def attention(t, out, q, k, v, *settings, **kw):
-    """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width."""
+    """Fused attention: queries, keys and values share batch and heads, queries and keys the head's width.
+
+    Where several query heads read one key head (grouped queries), the query heads are (key heads, queries of each).
+    """
     *batch, rows, inner = t[q]
-    # Several query heads read one key head: dropping a key head would drop all of them, which no term can say.
-    require(
-        q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "grouped-query attention: fewer heads of keys than of queries"
-    )
     for i, axis in enumerate(batch):
-        unify(axis, t[k][i])
-        unify(axis, t[v][i])
+        for other in (t[k][i], t[v][i]):
+            require(other.size and axis.size % other.size == 0, "heads of queries and of keys that do not match")
+            unify(axis, product([other, Axis(axis.size // other.size)]))
     unify(inner, t[k][-1])
     unify(t[k][-2], t[v][-2])
     freeze(t[k][-2], "op:softmax")  # a softmax runs over the keys: leaving some out changes the weight of the others
@@ -107,6 +115,7 @@ RULES = {
     "addmm": addmm,
     "bmm": bmm,
     "baddbmm": baddbmm,
+    "_grouped_mm": grouped_mm,
     "mv": mv,
     "dot": dot,
     "vdot": dot,

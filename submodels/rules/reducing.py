@@ -127,6 +127,19 @@ _WINDOWS = (
 ).split()
 
 
+def _unpool(dims: int) -> Callable[..., None]:
+    """A rule for an operation that puts maxima back where they were, in the last ``dims`` dimensions."""
+
+    def unpool(t, out, x, index, *_args):
+        """Values and their places have the same axes; positions stay whole, the others pass."""
+        same(t, t[x], t[index])
+        for axis in t[x][-dims:]:
+            freeze(axis, "spatial")
+        t[out] = [*t[x][:-dims], *(fixed(n, "spatial") for n in out.shape[-dims:])]
+
+    return unpool
+
+
 def grid_sampler(t, out, x, grid, *_args):
     """Sampling at given positions: batch and channels pass, positions stay whole."""
     unify(t[x][0], t[grid][0])
@@ -154,6 +167,8 @@ def view_as_complex(t, out, x):
 
 
 RULES = {
+    "max_unpool2d": _unpool(2),
+    "max_unpool3d": _unpool(3),
     "grid_sampler_2d": grid_sampler,
     "grid_sampler_3d": grid_sampler,
     **{name: _reduction(name, mixes=False) for name in _SUMS},
