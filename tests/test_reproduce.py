@@ -402,6 +402,7 @@ def reproduced(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     [
         ("hetero --settings digits", ["wins", "steps", "macs", "bytes", "spending", "worst"], ["wins"]),
         ("ablations --settings digits", ["ablations"], ["ablations"]),
+        ("rates --settings digits", ["rates"], ["rates"]),
         ("synthetic", ["methods"], ["curves", "alpha-perm", "alpha-perm-two-stage"]),
         ("scale", ["scale"], ["scale"]),
         ("runtime --settings logistic", ["runtime"], ["runtime"]),

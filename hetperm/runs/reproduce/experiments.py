@@ -293,8 +293,12 @@ def _grouped_setting(config: Config) -> Setting:
 DEFAULT = "default"
 
 
-def ablations(session: Session) -> None:
-    """PERM with one choice changed at a time, in every setting, against PERM as it is."""
+def ablations(session: Session, *, name: str = "ablations", title: str = "One choice at a time") -> None:
+    """PERM with one choice changed at a time, in every setting, against PERM as it is.
+
+    Args:
+        name: of the table and the picture.
+    """
     plan, settings = session.plan, Settings()
     method, wanted, labels = plan.methods[0], {}, {}
     for case in plan.cases:
@@ -302,9 +306,9 @@ def ablations(session: Session) -> None:
         session.skip(skipped)
         labels |= dict.fromkeys(changes)
         wanted[case.name] = [
-            Cell(case.name, method, seeded(case, seed, eval_every=case.config.epochs, **change), name, case.seconds)
+            Cell(case.name, method, seeded(case, seed, eval_every=case.config.epochs, **change), label, case.seconds)
             for seed in plan.seeds
-            for name, change in {DEFAULT: {}, **changes}.items()
+            for label, change in {DEFAULT: {}, **changes}.items()
         ]
     session.expect([cell for chosen in wanted.values() for cell in chosen])
     rows: list[Row] = []
@@ -313,8 +317,8 @@ def ablations(session: Session) -> None:
         seen = {row["setting"] for row in rows}
         cases = {name: title for name, title in titles(plan).items() if name in seen}
         table = comparison.ablations(rows, cases, list(labels), default=DEFAULT)
-        session.table("ablations", "One choice at a time", table, rows)
-    session.picture("ablations", "One choice at a time", _ablation_picture(rows, titles(plan), list(labels)))
+        session.table(name, title, table, rows)
+    session.picture(name, title, _ablation_picture(rows, titles(plan), list(labels)))
 
 
 def _ablation_picture(rows: Sequence[Row], cases: Mapping[str, str], labels: Sequence[str]) -> pictures.Figure:
@@ -409,6 +413,7 @@ RUNS: dict[str, Callable[[Session], None]] = {
     "runtime": runtime,
     "hetero": hetero,
     "ablations": ablations,
+    "rates": partial(ablations, name="rates", title="Step sizes"),
     "scale": scale,
 }
 

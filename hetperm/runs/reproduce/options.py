@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "runtime": "seconds of a communication round, against FedAvg, perFedAvg and pFedMe",
     "hetero": "who wins where: clients of several sizes, all rivals, at equal steps, FLOPs and bytes",
     "ablations": "one choice of PERM changed at a time",
+    "rates": "PERM with step sizes from a tenth of the default to twice it",
     "scale": "partners and mass on one's own group with up to a thousand clients",
 }
 TUNED = ("synthetic", "cifar10", "femnist", "hetero")  # those that have a grid for every method
