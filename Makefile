@@ -11,7 +11,7 @@ MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test fuzz chaos crash train bench microbench lint clean
+.PHONY: help setup test crash fuzz chaos train bench microbench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -115,8 +115,8 @@ class Config:
     personal_lr: Annotated[float | None, RATE] = None
     """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
     global_lr: Annotated[float | None, RATE] = None
-    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.2 for other
-    models."""
+    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
+    convolutions over time, 0.1 for other models."""
     decay: Literal["linear", "none"] = "linear"
     """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"

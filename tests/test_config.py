@@ -109,9 +109,10 @@ def test_every_shipped_configuration_is_understood(path):
         assert profile(path.stem) == profile(path)
 
 
-def test_digits_are_the_defaults_with_rates_of_their_own():
-    rates = {"personal_lr": None, "global_lr": None, "warmup_rounds": None, "rivals": {}}
-    assert load("digits").override(**rates) == Config()
+def test_digits_are_the_defaults_with_a_small_model_and_rates_of_rivals():
+    digits = load("digits")
+    assert digits.model_options == {"hidden": [64, 64]}
+    assert digits.override(model_options={}, rivals={}) == Config()
 
 
 def test_synthetic_is_the_set_up_of_the_paper():

@@ -8,7 +8,8 @@ from torch import nn
 
 from hetperm import Client, Config, profile
 from hetperm.runs import setting
-from hetperm.runs.setting import from_config, from_model
+from hetperm.runs.setting import from_config, from_model, with_rates
+from submodels import zoo
 
 TINY = Config(num_clients=6, capacity_profile="uniform5", samples_per_client=30, model_options={"hidden": [16, 16]})
 
@@ -182,3 +183,16 @@ def test_threads_are_as_they_were_afterwards():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rate"),
+    [("logistic", 8, 0.5), ("mlp", 8, 0.5), ("har-cnn", (32,), 0.3), ("cnn", 8, 0.1), ("resnet18-cifar", 8, 0.1)],
+)
+def test_step_sizes_suit_the_kind_of_the_model_unless_they_are_given(name, size, rate):
+    model = zoo.build(name, in_channels=3, num_classes=4, image_size=size)
+    found = with_rates(Config(), model)
+    assert (found.global_lr, found.personal_lr) == (rate, pytest.approx(0.6 * rate))
+    given = with_rates(Config(global_lr=0.7), model)
+    assert (given.global_lr, given.personal_lr) == (0.7, pytest.approx(0.42))
+    assert with_rates(Config(personal_lr=0.01), model).personal_lr == 0.01

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
 OWN = "own"  # the name of the data set in `fit`
-RATES = {"linear": 0.5, "other": 0.2}  # step sizes of the global model: of linear layers only, and of all others
+# Step sizes of the global model: of linear layers only, with convolutions over time, and of all others.
+RATES = {"linear": 0.5, "time": 0.3, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
 
 
@@ -279,8 +280,11 @@ def _example(model: nn.Module, client: Client) -> Tensor:
 def with_rates(config: Config, model: nn.Module) -> Config:
     """The configuration with step sizes; those that it does not give suit the kind of the model."""
     trained = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
-    # Weights of a convolution act at every position, so their gradients are longer than those of linear layers.
+    # Weights of a convolution act at every position, so their gradients are longer than those of linear layers: the
+    # more so, the more axes it runs along.
     kind = "linear" if all([isinstance(part, nn.Linear) for part in trained]) else "other"
+    if kind == "other" and all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
+        kind = "time"
     global_lr = config.global_lr or RATES[kind]
     return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
 
