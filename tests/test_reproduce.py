@@ -93,6 +93,16 @@ def test_tuned_values_come_from_a_file_and_are_those_of_their_setting(tmp_path):
     assert configs["mnist-iid"].rivals == {"perm": {"global_lr": 0.75}}
 
 
+def test_a_setting_can_have_fewer_methods_and_budgets_than_its_experiment():
+    plan = read_plan("hetero", Options(phones=Path("users.npz"), methods=("perm", "ditto", "local")))
+    (phones,) = [case for case in plan.cases if case.name == "phones"]
+    digits = plan.cases[0]
+    assert plan.methods_of(phones) == ("perm", "local") and phones.budgets == ()
+    assert plan.methods_of(digits) == plan.methods and digits.budgets is None
+    cells = experiments._equal_steps(plan, phones)
+    assert {cell.method for cell in cells} == {"perm", "local"}
+
+
 def test_ablations_leave_out_defaults_and_what_this_version_lacks():
     table = {"a": {"nested": ["static", "skip"], "no_such_field": [1]}, "b": {"vc_weight": [0.05, -1.0, "raw"]}}
     changes, skipped = variants(table, Config())

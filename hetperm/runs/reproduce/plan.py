@@ -11,7 +11,14 @@ from hetperm.config import ALGORITHMS, FIELDS, SHIPPED, Config, read
 from hetperm.runs.reproduce.options import PATH_FLAGS, SEEDS, TUNING_SEEDS, Options
 
 FOLDER = SHIPPED / "reproduce"
-OF_A_SETTING = ("title", "grid", "seconds", "rivals")  # keys of a setting that are no fields of Config
+OF_A_SETTING = (
+    "title",
+    "grid",
+    "seconds",
+    "rivals",
+    "methods",
+    "budgets",
+)  # keys of a setting that are no fields of Config
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,8 @@ class Case:
         config: with the tuned values of every method; its seed is that of no cell.
         grid: the name of the grid that methods are tuned on.
         seconds: what a cell takes, about.
+        methods: those that are run here; empty for all of the experiment.
+        budgets: those beside equal steps that are looked at here; None for all of the experiment.
     """
 
     name: str
@@ -29,6 +38,8 @@ class Case:
     config: Config
     grid: str = ""
     seconds: float = 10.0
+    methods: tuple[str, ...] = ()
+    budgets: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,10 @@ class Plan:
     options: Options
     skipped: tuple[str, ...] = ()
     table: Mapping[str, Any] = field(default_factory=dict)
+
+    def methods_of(self, case: Case) -> tuple[str, ...]:
+        """The methods of the plan that are run in a setting."""
+        return tuple(name for name in self.methods if not case.methods or name in case.methods)
 
 
 def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Plan:
@@ -132,7 +147,15 @@ def _case(
     if not config.steps:
         raise ValueError("steps is 0; a cell needs a budget that does not depend on another cell")
     scale = config.steps * config.num_clients / (whole.steps * whole.num_clients)
-    return Case(name, own.get("title", name), config, own.get("grid", ""), own.get("seconds", 10.0) * min(1.0, scale))
+    return Case(
+        name,
+        own.get("title", name),
+        config,
+        own.get("grid", ""),
+        own.get("seconds", 10.0) * min(1.0, scale),
+        methods=tuple(own.get("methods", ())),
+        budgets=tuple(own["budgets"]) if "budgets" in own else None,
+    )
 
 
 def _natural(config: Config, key: str) -> bool:

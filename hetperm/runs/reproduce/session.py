@@ -141,9 +141,10 @@ def untuned(plan: Plan) -> list[str]:
     """The settings in which some method has no values of its own, and those methods; empty if all were tuned."""
     found = []
     for case in plan.cases:
-        missing = [method for method in plan.methods if method not in case.config.rivals]
+        methods = plan.methods_of(case)
+        missing = [method for method in methods if method not in case.config.rivals]
         if missing:
-            found.append(f"{case.title} ({'all' if missing == list(plan.methods) else ', '.join(missing)})")
+            found.append(f"{case.title} ({'all' if missing == list(methods) else ', '.join(missing)})")
     return found
 
 

@@ -22,7 +22,7 @@ Point = Mapping[str, Any]  # a value for each parameter of a method
 def tune(session: Session) -> str:
     """Run every point of every grid; write the scores and the best point of each method in each setting, as TOML."""
     plan, settings = session.plan, Settings()
-    points = {case.name: grid(case.grid, plan.methods) for case in plan.cases}
+    points = {case.name: grid(case.grid, plan.methods_of(case)) for case in plan.cases}
     wanted = {case.name: list(point_cells(case, points[case.name], plan.seeds)) for case in plan.cases}
     session.expect([cell for chosen in wanted.values() for cell in chosen])
     rows: list[Row] = []
