@@ -11,7 +11,7 @@ MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test crash fuzz chaos train bench microbench lint clean
+.PHONY: help setup test crash fuzz chaos mutants train bench microbench lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ fuzz: setup ## feed the commands and the library what no user should (FUZZ=200 i
 
 chaos: setup ## kill, stop and rob workers (CHAOS=200 faults, a twentieth of them in whole commands; minutes)
 	HETPERM_CHAOS=$(CHAOS) $(VENV) -m pytest --numprocesses auto tests/test_chaos.py $(ARGS)
+
+mutants: setup ## break the code in every way that tests/mutants.toml lists; no mutant may survive (minutes; ARGS='--jobs 4 NAME')
+	$(VENV) tests/mutants.py $(ARGS)
 
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)

@@ -228,6 +228,12 @@ def refusal(path) -> str:
     return str(caught.value)
 
 
+def test_a_number_that_was_changed_in_a_checkpoint_is_noticed(saved):
+    raw = saved.read_bytes()
+    saved.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert refusal(saved) == f"{saved} is damaged: its checksum is another; {REMEDY}"
+
+
 def smallest(folder):
     """A checkpoint of few bytes, and these."""
     path = folder / "x"

@@ -235,3 +235,41 @@ def test_a_table_that_grows_is_the_table_written_at_once(tmp_path, monkeypatch):
     (tmp_path / "grown.csv").write_text("somebody else")
     table.update([*rows, {"epoch": 9}])
     assert (tmp_path / "grown.csv").read_text().splitlines()[-2:] == ["8,,é", "9,,"]
+
+
+def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
+    (tmp_path / "models").mkdir()
+    contents = {"summary.json": "{}", "models/client_000.safetensors": "weights", "timing.json": "{}"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    assert not files.is_whole(tmp_path)  # it has no checksums yet
+    files.write_checksums(tmp_path)
+    assert files.is_whole(tmp_path)
+    for name in ("summary.json", "models/client_000.safetensors"):
+        (tmp_path / name).write_text("other")
+        assert not files.is_whole(tmp_path)
+        (tmp_path / name).unlink()
+        assert not files.is_whole(tmp_path)
+        (tmp_path / name).write_text(contents[name])
+        assert files.is_whole(tmp_path)
+    (tmp_path / "timing.json").write_text('{"seconds": 2}')  # equal runs may take other times
+    (tmp_path / "notes.txt").write_text("of the user")
+    assert files.is_whole(tmp_path)
+    (tmp_path / "metrics.csv").write_text("epoch")
+    assert not files.is_whole(tmp_path)
+    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "timing.json").unlink()
+    assert not files.is_whole(tmp_path)
+
+
+def test_a_folder_inside_that_of_a_run_is_made_only_if_the_runs_own_is_there(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match="its folder was removed or moved while it was written to"):
+        files.subfolder(run, "models")
+    assert not run.exists()
+    run.mkdir()
+    for _ in range(2):
+        assert files.subfolder(run, "models") == run / "models" and (run / "models").is_dir()
+    (run / "checkpoint").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="is a symbolic link and a run writes only inside its own folder"):
+        files.subfolder(run, "checkpoint")

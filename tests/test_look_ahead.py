@@ -252,6 +252,24 @@ def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(
     assert got.chosen == best_candidate(got.losses)
 
 
+def updates_of_a_look(clients, **options):
+    """What the clients are asked to do in a look ahead."""
+    recording, tasks = engine_that_records()
+    outlook(clients, federation=make_federation(clients, engine=recording), **options)
+    return [task.update for task in tasks if isinstance(task.update, StepLosses)]
+
+
+def test_step_sizes_are_multiples_of_that_of_the_global_model():
+    assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.1, 0.2, 0.4, 0.8)}
+
+
+@pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 50), (100_000, 128)])
+def test_the_steps_of_a_run_bound_the_samples_of_a_look(steps, most):
+    """3 % of 5000 steps of 4 samples are 600, and a loss at 9 shares and 4 rates takes a third of 36 of each sample."""
+    clients = make_clients(WIDTHS[3:] * 2, sizes=(200, 130))
+    assert {update.most for update in updates_of_a_look(clients, steps=steps)} == {most}
+
+
 def test_of_candidates_that_are_as_good_the_one_that_shares_least_is_chosen():
     smallest = torch.ones(4)
     noisy = smallest + torch.tensor([-1.0, 1.1, 1.0, -0.9])  # 0.05 more on average, with a standard error of 0.58

@@ -16,9 +16,12 @@ from federation import (
     start,
     without_intercept,
 )
+from torch.nn import functional as F
 
 from hetperm.algorithms import perm
 from hetperm.params import distance
+from hetperm.server.estimate import Reports
+from hetperm.state import State, Work
 
 
 def regression(name, clients, **changes):
@@ -78,6 +81,19 @@ def test_the_last_step_begins_at_the_tail_average_and_ends_it():
     assert all(map(equal, done.v, state.tail)) and not any(map(equal, done.v, state.v))
 
 
+def test_the_last_step_goes_down_the_mean_of_full_gradients_by_alpha():
+    clients, weight = make_clients(FULL), start(without_intercept)["weight"]
+    alpha = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.25] * 4]).double()
+    state = State(2, {"weight": weight}, ({"weight": weight},) * 4, alpha=alpha)
+    federation = make_federation(clients, model=without_intercept, cut=False)
+    done = perm.last_step(federation, perm_options(final_lr=0.1), state)
+    leaf = weight.clone().requires_grad_()
+    losses = [F.cross_entropy(x @ leaf.T, y) for x, y in (client.train for client in clients)]
+    gradients = torch.stack([torch.autograd.grad(loss, leaf)[0] for loss in losses])
+    for row, v in zip(alpha, done.v, strict=True):
+        torch.testing.assert_close(v["weight"], weight - 0.1 * torch.einsum("j,jcd->cd", row, gradients))
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_or_two_clients_and_a_client_of_one_sample_can_be_trained(n):
     algorithm = regression("perm", make_clients((1.0,) * n, sizes=(5, 1)))
@@ -113,3 +129,31 @@ def test_an_epoch_of_the_single_loop_pays_for_a_step_and_new_reports_too():
     assert after.work.bytes_up - state.work.bytes_up == (visits + 4) * model + 4 * (model + 16)
     step, reports = 4 * 6 / 4, (9 + 7 + 12 + 8) / 4
     assert after.work.client_steps - state.work.client_steps == 3 * visits + step + reports
+
+
+# Step sizes of visits
+
+
+def test_the_rates_of_visits_by_hand():
+    """Batches of at most 4 of 8, 2, 4 and 16 samples have noises of 2, 1, 1 and 4. The first two clients differ by 4
+    beyond noise, so that half of each has a spread of 1; the last two do not differ.
+    """
+    federation, n = make_federation(make_clients(FULL)), torch.tensor([8, 2, 4, 16]).double()
+    zeta = torch.full((4, 4), 100.0).double().fill_diagonal_(0)
+    zeta[0, 1] = zeta[1, 0] = 6.0
+    zeta[2, 3] = zeta[3, 2] = 2.0
+    alpha = torch.tensor([[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 2).double() / 2
+    reports = Reports(zeta, torch.ones(4).double(), n, Work())
+    rates = perm.visit_rates(federation, alpha, reports, perm_options(rate_rule="partners"))
+    assert rates.tolist() == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0], rel=1e-12)
+    plain = perm.visit_rates(federation, alpha, reports, perm_options(rate_rule="plain"))
+    exact = replace(reports, zeta=torch.zeros(4, 4).double(), q=torch.zeros(4).double())
+    without_noise = perm.visit_rates(federation, alpha, exact, perm_options(rate_rule="partners"))
+    assert plain.tolist() == without_noise.tolist() == [1.0] * 4
+
+
+def test_step_sizes_of_visits_fall_to_zero_in_equal_parts():
+    options = {"personal_lr": 0.8, "epochs": 4}
+    fading = [perm.faded(perm_options(decay="linear", **options), r).personal_lr for r in range(4)]
+    assert fading == pytest.approx([0.7, 0.5, 0.3, 0.1])
+    assert {perm.faded(perm_options(decay="none", **options), r).personal_lr for r in range(4)} == {0.8}

@@ -29,6 +29,7 @@ from test_laws import Shuffling, by_key
 
 from hetperm import mixing
 from hetperm.algorithms import perm
+from hetperm.algorithms.steps import num_rounds
 from hetperm.device.gradients import BatchGradient, ReportGradient, StepLosses
 from hetperm.device.updates import Sgd
 from hetperm.engine.choice import opened
@@ -90,6 +91,28 @@ def test_epochs_are_equal_parts_of_what_is_left_but_for_whole_rounds():
         due = begin + (4 * 300 - begin) * r / BUDGET["epochs"]
         assert due - 4 * 3 < state.work.client_steps <= due + 1e-9
     assert end > begin
+
+
+def test_rounds_that_can_be_paid_for_by_hand():
+    """Visits of 3 steps each: the three rounds take 6, 3 and 3 gradients, and twice as many if models teach."""
+    rounds = [[(0, 0), (1, 1)], [(0, 1)], [(1, 0)]]
+
+    def affordable(allowed, t=0, **options):
+        return perm._affordable(rounds, t, 10.0, allowed, perm_options(**options).visiting)
+
+    assert [affordable(allowed) for allowed in (15.9, 16.0, 18.9, 19.0)] == [(0, 10), (1, 16), (1, 16), (2, 19)]
+    assert affordable(99.0) == (3, 22) and affordable(16.0, t=1) == (3, 16) and affordable(99.0, t=3) == (3, 10)
+    assert [affordable(allowed, inplace_kd=0.5) for allowed in (21.9, 22.0)] == [(0, 10), (1, 22)]
+    assert [affordable(allowed, visits="parallel") for allowed in (21.9, 22.0)] == [(0, 10), (3, 22)]
+
+
+def test_thirds_of_a_gradient_lose_no_round_to_rounding():
+    """5 steps and two losses of a third: divided by that, the sum of six of them is a hair less than 6."""
+    cost = 5 + 1 / 3 + 1 / 3
+    for rounds in range(1, 200):
+        steps = sum([cost] * rounds)
+        assert num_rounds(steps, cost) == num_rounds(steps + 0.1, cost) == rounds
+        assert num_rounds(steps + cost - 0.1, cost) == rounds
 
 
 def test_the_warm_up_takes_half_of_the_steps_unless_rounds_are_given():

@@ -170,3 +170,35 @@ def test_the_checkpoints_of_every_method_are_taken_for_its_own(method, tmp_path)
         keep(saved)
         (back,) = training.checkpoints(setting, [method], tmp_path).values()
         assert (back.state.r, back.history, back.finished) == (saved.state.r, saved.history, saved.finished)
+
+
+def test_a_checkpoint_of_another_origin_says_what_is_other():
+    ours = training._origin(setting_of(), "perm")
+    others = {
+        "it holds 'local' and not 'perm'; remove it": {"method": "local"},
+        f"hetperm 0.0 wrote it and this is {ours['hetperm']}; go on with that version": {"hetperm": "0.0"},
+        "epochs was 5 and is now 4; set it back": {"config": ours["config"] | {"epochs": 5}},
+        "it has other clients, labels or another model": {"setting": "another"},
+    }
+    assert training._foreign(ours, ours) is None
+    for sentence, change in others.items():
+        assert (training._foreign(ours, ours | change) or "taken").startswith(sentence)
+
+
+def test_other_labels_widths_and_shapes_are_other_clients():
+    setting = setting_of()
+    first, *others = setting.clients
+    x, y = first.train
+    changes = {
+        "inputs": {"train": (x + 1, y)},
+        "labels": {"train": (x, 1 - y)},
+        "samples": {"train": (x[1:], y[1:])},
+        "width": {"width": 0.75},
+        "key": {"key": 9},
+    }
+    prints = {
+        what: training._fingerprint(replace(setting, clients=(replace(first, **change), *others)))
+        for what, change in changes.items()
+    }
+    assert prints.pop("inputs") == training._fingerprint(setting)  # their last bits may depend on the machine
+    assert len({training._fingerprint(setting), *prints.values()}) == 5
