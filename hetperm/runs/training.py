@@ -194,14 +194,18 @@ def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
     """
     setting = setting_of(setting, name)
     nan = [math.nan] * len(setting.clients)
-    when = "before epoch 1" if last is None else f"at epoch {last.state.r + 1}"
     extra = {**_origin(setting, name), "seconds": 0.0} if last is None else last.extra
     return Saved(
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
         finished=True,
-        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: f"diverged {when}"},
+        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: when_diverged(last)},
     )
+
+
+def when_diverged(last: Saved | None) -> str:
+    """When a method went non-finite whose last good checkpoint this is; None if it has none."""
+    return "diverged before epoch 1" if last is None else f"diverged at epoch {last.state.r + 1}"
 
 
 # Checkpoints
