@@ -30,7 +30,7 @@ SHIPPED = next((path for path in (_PACKAGE / "configs", _PACKAGE.parent / "confi
 
 def algorithm_name(name: str, value: Any) -> str:
     """The name of a method."""
-    if value not in ALGORITHMS:
+    if not isinstance(value, str) or value not in ALGORITHMS:
         advice = did_you_mean(value, ALGORITHMS, f"known are {', '.join(ALGORITHMS)}")
         raise ValueError(f"unknown algorithm {shown(value)}; {advice}")
     return value
@@ -196,7 +196,9 @@ class Config:
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
     engine: Engine = "auto"
     """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
-    several threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
+    several threads or processes; auto: batched for chains of linear layers, else by the number of workers. On one
+    machine sequential, threads and processes give the same bits, whatever the workers, and so does batched run again;
+    on another CPU no engine does."""
     workers: Annotated[int, whole(1, 256)] = 1
     """Threads or processes that run visits; decides no number."""
     idle_models: Literal["memory", "disk"] = "memory"
@@ -234,7 +236,7 @@ class Config:
         return replace(self, **changes)
 
     def to_toml(self) -> str:
-        """The resolved configuration as TOML: running it again gives the same numbers.
+        """The resolved configuration as TOML: run again on the same machine, it gives the same numbers.
 
         It leaves out what changes no number: where the run is written, its workers, and whether it shows progress.
 
