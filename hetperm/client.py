@@ -129,6 +129,8 @@ def _fault(pair: object) -> str | None:
     for label, tensor in (("inputs", x), ("labels", y)):
         if tensor.dtype not in _DTYPES:
             return f"{label} are {tensor.dtype}; convert classes with .long() and measurements with .float()"
+        if tensor.layout != torch.strided:
+            return f"{label} are {tensor.layout}; convert them with .to_dense()"
     # Read through the pair: a view may be empty although its pool is not.
     if len(pair[1]) == 0:
         return "is empty; a client needs at least one training sample, and None stands for no val or test"

@@ -43,6 +43,7 @@ ZEROS = torch.zeros(3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"train": (torch.eye(3).to_sparse(), torch.arange(3))}, "inputs are torch.sparse_coo; convert .* .to_dense()"),
         ({"train": None}, "client 7: train must be a pair of tensors, inputs and labels, samples first; got NoneType"),
         ({"train": (torch.zeros(3),)}, "client 7: train must be a pair of tensors, .*; got tuple of Tensor"),
         ({"train": ([1.0], [0])}, "client 7: train must be a pair of tensors, .*; got tuple of list, list"),
