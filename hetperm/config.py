@@ -25,6 +25,8 @@ _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = next((path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()), _PACKAGE)
 
 
+LONGEST_NAME = 200  # bytes of the name of a run; file systems take 255, and a number may follow
+
 # Checks that only a configuration needs; `hetperm.checks` has the general ones
 
 
@@ -40,6 +42,8 @@ def folder_name(name: str, value: Any) -> str:
     """The name of a folder, not a path."""
     if text(name, value) in (".", "..") or Path(value).name != value:
         raise ValueError(f"{name} is {shown(value)}; it must be the name of a folder in runs/ (out takes a path)")
+    if len(value.encode(errors="replace")) > LONGEST_NAME:
+        raise ValueError(f"{name} is {shown(value)}; it must be at most {LONGEST_NAME} characters, as a folder is")
     if not value.isprintable():
         raise ValueError(f"{name} is {shown(value)}; it must not hold control characters")
     return value

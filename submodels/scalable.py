@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from submodels.axismap import AxisMap, as_tuple, check_width
 from submodels.budget import Budget, largest
@@ -54,6 +56,11 @@ class ScalableModel:
         declare: Mapping[str, str] | None = None,
         heads: str = "whole",
     ):
+        for label, value in (("example_kwargs", example_kwargs), ("declare", declare)):
+            if not isinstance(value, Mapping | None):
+                raise TypeError(f"{label} is a {type(value).__name__}; it must be a dict, or None")
+        if isinstance(model, nn.Module) and any(isinstance(p, UninitializedTensorMixin) for p in model.parameters()):
+            raise ValueError("the model has weights that have no size yet; call it once on a batch before")
         self.model = model
         self.example_inputs = as_tuple(example_inputs)
         self.example_kwargs = dict(example_kwargs or {})
@@ -123,6 +130,7 @@ class ScalableModel:
 
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
         """The sub-model that keeps the channels of an index set."""
+        _check_kind(index, IndexSet, "index")
         module = _cut(self.model, self.template_of(index.counts), index)
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 
@@ -134,6 +142,10 @@ class ScalableModel:
         """The template that keeps so many channels of every group; made once."""
         counts = tuple(counts)
         if counts not in self._templates:
+            sizes = self.sizes
+            fits = [isinstance(kept, Integral) and 0 < kept <= size for kept, size in zip(counts, sizes)]
+            if len(counts) != len(sizes) or not all(fits):
+                raise ValueError(f"counts {counts} are not those of groups of {sizes} channels; keep 1 or more of each")
             self._templates[counts] = Template.of(self.model, self.axis_map, counts)
         return self._templates[counts]
 
@@ -144,6 +156,7 @@ class ScalableModel:
 
     def write(self, sub: "Submodel") -> None:
         """Write a trained sub-model back into the global model; batch-norm statistics stay out."""
+        _check_kind(sub, Submodel, "sub-model")
         _write(sub, self.model, sub.index)
 
     def verify(self, widths: Sequence[float] = (0.25, 0.5, 1.0)) -> Report:
@@ -164,6 +177,7 @@ class ScalableModel:
         self, budget: Budget, batch_size: int = 32, widths: Sequence[float] | None = None, optimizer: str = "sgd"
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths."""
+        _check_kind(budget, Budget, "budget")
         grid = self.axis_map.widths() if widths is None else list(widths)
         return largest(lambda width: self.cost(width, batch_size, optimizer), budget, grid)
 
@@ -240,6 +254,11 @@ def _index(
             raise ValueError(f"{extractor!r} was asked for {wanted} channels of group {group.name} and answered {said}")
         kept.append(chosen)
     return IndexSet(axis_map, tuple(kept), own)
+
+
+def _check_kind(value: Any, kind: type, noun: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"the {noun} is a {type(value).__name__}; it must be a {kind.__name__}")
 
 
 def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:

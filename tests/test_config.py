@@ -177,6 +177,7 @@ BAD = [
     ({"model_options": {"act": None}}, "model_options: act is None; it must be a finite number, a text, true, false"),
     ({"model_options": {"act": [int]}}, "model_options: act is [<class 'int'>]; it must be a finite number, a text"),
     ({"rivals": {"local": {"lr": {1}}}}, "[local]: lr is {1}; it must be a finite number, a text, true, false"),
+    ({"name": "a" * 300}, "it must be at most 200 characters, as a folder is"),
     ({"algorithm": np.arange(2)}, "unknown algorithm array([0, 1]); known are perm"),
     ({"rivals": {"fedavg": {"lr": float("inf")}}}, "[fedavg]: lr is inf; it must be a finite number"),
     ({"rivals": {"fedav": {}}}, "unknown algorithm 'fedav'; did you mean 'fedavg'?"),

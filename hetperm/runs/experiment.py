@@ -141,11 +141,18 @@ def fit(
         metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
-    config = config or Config()
+    config = Config() if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
+    for name, function in (("loss", loss), ("metric", metric), ("on_epoch", on_epoch)):
+        if not (function is None or callable(function)):
+            raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
         raise ValueError(f"fit takes one seed and seeds is {list(config.seeds)}; call it once for each")
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}; fit takes an nn.Module")
+    if not isinstance(clients, Sequence):
+        raise TypeError(f"clients is a {type(clients).__name__}; fit takes a list of hetperm.Client")
     if not clients:
         raise ValueError("there are no clients; give at least one")
     strange = next((client for client in clients if not isinstance(client, Client)), None)
