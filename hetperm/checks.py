@@ -161,11 +161,20 @@ def table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {shown(value)}; it must be a table of options")
     for key, item in value.items():
-        if isinstance(item, Mapping) or (isinstance(item, float) and not math.isfinite(item)):
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"{name} has the key {shown(key)}; it must be the name of an option, in quotes")
+        if not _is_plain(item):
             raise ValueError(
                 f"{name}: {key} is {shown(item)}; it must be a finite number, a text, true, false or a list"
             )
     return dict(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an option's value can be written to a TOML file."""
+    if isinstance(value, list | tuple):
+        return all([_is_plain(item) for item in value])
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, bool | int | str)
 
 
 def _one_of(choices: tuple[str, ...]) -> Check:

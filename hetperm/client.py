@@ -91,10 +91,17 @@ class Client:
                 )
         if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
             raise ValueError(f"{self._name}: width {shown(self.width)} is outside (0, 1]")
-        if not (self.key is None or isinstance(self.key, int)):
+        if not (self.key is None or (isinstance(self.key, int) and not isinstance(self.key, bool))):
             raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
+        if not (self.group is None or isinstance(self.group, int | str)):
+            raise ValueError(f"{self._name}: group is {shown(self.group)}; it must be a whole number, or None")
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
             raise ValueError(f"{self._name}: classes is {_kind(self.classes)}; it must be a tensor of bool, or None")
+        if self.classes is not None and not (self.classes.dim() == 1 and self.classes.any()):
+            raise ValueError(
+                f"{self._name}: classes has shape {tuple(self.classes.shape)} and {int(self.classes.sum())} of them "
+                "are True; it must be one value a class, True for at least one"
+            )
 
     def data(self, part: str) -> "Pair":
         """Its shard ("train") or its validation data ("val")."""
@@ -124,11 +131,16 @@ def _fault(pair: object) -> str | None:
     if not (isinstance(tensors, tuple | list) and len(tensors) == 2 and all([_is_batch(t) for t in tensors])):
         return f"must be a pair of tensors, inputs and labels, samples first; got {_kind(pair)}"
     x, y = tensors
+    for label, tensor in (("inputs", x), ("labels", y)):
+        if tensor.is_meta:
+            return f"{label} are on the meta device, which holds no numbers; give them on a real one"
     if len(x) != len(y):
         return f"has {len(x)} inputs and {len(y)} labels"
     for label, tensor in (("inputs", x), ("labels", y)):
         if tensor.dtype not in _DTYPES:
             return f"{label} are {tensor.dtype}; convert classes with .long() and measurements with .float()"
+        if tensor.layout != torch.strided:
+            return f"{label} are {tensor.layout}; convert them with .to_dense()"
     # Read through the pair: a view may be empty although its pool is not.
     if len(pair[1]) == 0:
         return "is empty; a client needs at least one training sample, and None stands for no val or test"
@@ -141,7 +153,7 @@ def _fault(pair: object) -> str | None:
 
 
 def _is_batch(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
+    return isinstance(value, Tensor) and not value.is_nested and value.dim() > 0
 
 
 def _kind(value: object) -> str:

@@ -25,12 +25,14 @@ _PACKAGE = Path(__file__).resolve().parent
 SHIPPED = next((path for path in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if path.is_dir()), _PACKAGE)
 
 
+LONGEST_NAME = 200  # bytes of the name of a run; file systems take 255, and a number may follow
+
 # Checks that only a configuration needs; `hetperm.checks` has the general ones
 
 
 def algorithm_name(name: str, value: Any) -> str:
     """The name of a method."""
-    if value not in ALGORITHMS:
+    if not isinstance(value, str) or value not in ALGORITHMS:
         advice = did_you_mean(value, ALGORITHMS, f"known are {', '.join(ALGORITHMS)}")
         raise ValueError(f"unknown algorithm {shown(value)}; {advice}")
     return value
@@ -40,6 +42,8 @@ def folder_name(name: str, value: Any) -> str:
     """The name of a folder, not a path."""
     if text(name, value) in (".", "..") or Path(value).name != value:
         raise ValueError(f"{name} is {shown(value)}; it must be the name of a folder in runs/ (out takes a path)")
+    if len(value.encode(errors="replace")) > LONGEST_NAME:
+        raise ValueError(f"{name} is {shown(value)}; it must be at most {LONGEST_NAME} characters, as a folder is")
     if not value.isprintable():
         raise ValueError(f"{name} is {shown(value)}; it must not hold control characters")
     return value
@@ -196,7 +200,9 @@ class Config:
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
     engine: Engine = "auto"
     """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
-    several threads or processes; auto: batched for chains of linear layers, else by the number of workers."""
+    several threads or processes; auto: batched for chains of linear layers, else by the number of workers. On one
+    machine sequential, threads and processes give the same bits, whatever the workers, and so does batched run again;
+    on another CPU no engine does."""
     workers: Annotated[int, whole(1, 256)] = 1
     """Threads or processes that run visits; decides no number."""
     idle_models: Literal["memory", "disk"] = "memory"
@@ -234,7 +240,7 @@ class Config:
         return replace(self, **changes)
 
     def to_toml(self) -> str:
-        """The resolved configuration as TOML: running it again gives the same numbers.
+        """The resolved configuration as TOML: run again on the same machine, it gives the same numbers.
 
         It leaves out what changes no number: where the run is written, its workers, and whether it shows progress.
 

@@ -1,6 +1,7 @@
 """Capacity profiles: tiers, shares, budgets -> the width of every client. Imports torch only inside functions."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,7 +163,9 @@ def _check_keys(table: Mapping[str, Any], valid_keys: Sequence[str]) -> None:
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return 0 < value <= sys.float_info.max  # compared and not converted: a whole number may be larger than any float
 
 
 # Who is in which tier

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ class ScalableModel:
         examples: Sequence[Any] | None = None,
         outputs: Callable[[Any], Any] | None = None,
     ):
+        for label, value in (("example_kwargs", example_kwargs), ("declare", declare)):
+            if not isinstance(value, Mapping | None):
+                raise TypeError(f"{label} is a {type(value).__name__}; it must be a dict, or None")
         self.model = model = unwrapped(model)
         self.examples = examples_of(model, example_inputs, example_kwargs, examples, outputs)
         self.axis_map = runnable(model, AxisMap.of(model, self.examples, declare, heads), self.examples)
@@ -131,6 +135,7 @@ class ScalableModel:
 
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
         """The sub-model that keeps the channels of an index set."""
+        _check_kind(index, IndexSet, "index")
         module = _cut(self.model, self.template_of(index.counts), index)
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 
@@ -142,6 +147,10 @@ class ScalableModel:
         """The template that keeps so many channels of every group; made once."""
         counts = tuple(counts)
         if counts not in self._templates:
+            sizes = self.sizes
+            fits = [isinstance(kept, Integral) and 0 < kept <= size for kept, size in zip(counts, sizes)]
+            if len(counts) != len(sizes) or not all(fits):
+                raise ValueError(f"counts {counts} are not those of groups of {sizes} channels; keep 1 or more of each")
             self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
         return self._templates[counts]
 
@@ -152,6 +161,7 @@ class ScalableModel:
 
     def write(self, sub: "Submodel") -> None:
         """Write a trained sub-model back into the global model; batch-norm statistics stay out."""
+        _check_kind(sub, Submodel, "sub-model")
         _write(sub, self.model, sub.index)
 
     def verify(self, widths: Sequence[float] | None = None) -> Report:
@@ -193,6 +203,7 @@ class ScalableModel:
         batch_dim: int | Dims | None = None,
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
+        _check_kind(budget, Budget, "budget")
         grid = self.axis_map.widths() if widths is None else list(widths)
         return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim), budget, grid)
 
@@ -273,6 +284,11 @@ def _index(
             raise ValueError(f"{extractor!r} was asked for {wanted} channels of group {group.name} and answered {said}")
         kept.append(chosen)
     return IndexSet(axis_map, tuple(kept), own)
+
+
+def _check_kind(value: Any, kind: type, noun: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"the {noun} is a {type(value).__name__}; it must be a {kind.__name__}")
 
 
 def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:

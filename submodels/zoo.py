@@ -100,6 +100,8 @@ def _needed(image_size: ImageSize, axes: int, claim: str) -> tuple[int, ...]:
 
 def logistic(*, in_channels: int, num_classes: int, image_size: ImageSize, bias: bool = True) -> nn.Module:
     """Multinomial logistic regression on the flattened input."""
+    if not isinstance(bias, bool):
+        raise TypeError(f"bias is {bias!r}; it must be true or false")
     features = in_channels * math.prod(_sides(image_size))
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(features, num_classes, bias=bias)))
 
@@ -108,6 +110,9 @@ def mlp(
     *, in_channels: int, num_classes: int, image_size: ImageSize, hidden: tuple[int, int] = (200, 200)
 ) -> nn.Module:
     """Two hidden layers with ReLU on the flattened input."""
+    sizes = list(hidden) if isinstance(hidden, list | tuple) else []
+    if len(sizes) != 2 or not all([type(size) is int and size > 0 for size in sizes]):
+        raise TypeError(f"hidden is {hidden!r}; it must be two whole numbers of at least 1")
     features = in_channels * math.prod(_sides(image_size))
     return nn.Sequential(
         OrderedDict(

@@ -196,6 +196,35 @@ def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs)
         _refused(ValueError, lambda act=act: act(modules.SqueezeExcite(), inputs, kwargs), "SqueezeExcite", "example")
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda s, x: ScalableModel(s.model, x, declare=[1]),
+            TypeError,
+            "declare is a list; it must be a dict, or None",
+        ),
+        (
+            lambda s, x: ScalableModel(s.model, x, "ab"),
+            TypeError,
+            "example_kwargs is a str; it must be a dict, or None",
+        ),
+        (lambda s, x: ScalableModel(nn.LazyLinear(3), x), ValueError, "has no size yet; run the model once"),
+        (lambda s, x: s.cut(None), TypeError, "the index is a NoneType; it must be a IndexSet"),
+        (lambda s, x: s.write(s.model), TypeError, "the sub-model is a Sequential; it must be a Submodel"),
+        (lambda s, x: s.fit({"train_mb": 1}), TypeError, "the budget is a dict; it must be a Budget"),
+        (lambda s, x: s.template_of([99]), ValueError, "keep 1 or more of each"),
+        (lambda s, x: s.template_of([0]), ValueError, "keep 1 or more of each"),
+        (lambda s, x: s.template_of("a"), ValueError, "keep 1 or more of each"),
+        (lambda s, x: s.template_of([]), ValueError, "keep 1 or more of each"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(call, kind, message):
+    x = torch.zeros(1, 4)
+    with pytest.raises(kind, match=message):
+        call(ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), x), x)
+
+
 def test_a_model_that_fails_by_itself_is_refused_with_its_own_words():
     class Broken(nn.Module):
         def __init__(self):

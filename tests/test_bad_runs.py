@@ -10,6 +10,7 @@ from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.config import ALGORITHMS, load
 from hetperm.params import NotFinite
+from hetperm.runs import setting
 
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --steps 0 --quiet".split()
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
@@ -184,8 +185,69 @@ def test_clients_of_one_sample_need_a_number_as_regularization():
 
 def test_labels_that_the_model_has_no_output_for_name_the_client():
     clients = [Client(shard(5)), Client(shard(5, classes=3))]
-    with pytest.raises(RuntimeError, match="perm: global round 0: client 1: Target 2 is out of bounds"):
+    with pytest.raises(ValueError, match="client 1: its labels hold 2 and the model has 2 outputs; number"):
         fit(nn.Linear(3, 2), clients, Config(epochs=1, steps=0, warmup_rounds=1, baselines=()))
+
+
+class Returns(nn.Module):
+    """A linear model whose outputs a function changes."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = nn.Linear(3, 2), change
+
+    def forward(self, x):
+        return self.change(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Linear(5, 2), {}, r"the model fails on inputs of shape \(2, 3\) and type torch.float32 \(mat1 and mat2"),
+        (Returns(lambda out: (out,)), {}, "the model returns a tuple; it must return a tensor"),
+        (Returns(lambda out: None), {}, "the model returns a NoneType; it must return a tensor"),
+        (Returns(lambda out: 1 // 0), {}, "the model fails on inputs of shape .*division.* by zero"),
+        (nn.LazyLinear(2), {}, "weight of the model has no size yet; call the model once on a batch before fit"),
+        (nn.Linear(3, 2, device="meta"), {}, "weight of the model is on the meta device"),
+        (nn.Linear(3, 2, dtype=torch.cfloat), {}, "weight of the model is torch.complex64; weights must be real"),
+        (nn.Linear(3, 2), {"loss": lambda out, y: None}, "the loss gives None; it must be one number, a tensor"),
+        (nn.Linear(3, 2), {"loss": lambda out, y: out.sum(1)}, r"the loss gives a tensor of shape \(2,\); it must be"),
+        (
+            nn.Linear(3, 2),
+            {"loss": lambda out, y: torch.ones(())},
+            "must be one number, a tensor made from the",
+        ),
+        (nn.Linear(3, 2), {"loss": lambda out: 0}, r"the loss fails on outputs of shape \(2, 2\) and labels of shape"),
+        (nn.Linear(3, 2), {"metric": lambda out, y: None}, "the metric gives None; it must be one number"),
+        (nn.Linear(3, 2), {"metric": lambda out, y: {}["k"]}, r"the metric fails on outputs .* \('k'\); give fit one"),
+    ],
+)
+def test_what_cannot_be_run_at_all_is_refused_before_training(model, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        fit(model, [Client(shard(5)), Client(shard(5))], Config(epochs=1, steps=0, baselines=()), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_refused_before_training_leaves_the_model_and_the_generator_alone():
+    model, before = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout()), torch.random.get_rng_state()
+    model[1].eval()
+    setting._rehearse(model, [Client(shard(5))], nn.functional.cross_entropy, setting.accuracy)
+    assert [part.training for part in model.modules()] == [True, True, False, True]
+    assert torch.equal(torch.random.get_rng_state(), before) and int(model[1].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ({"config": {"epochs": 3}}, {}, r"the configuration is a dict; fit takes a hetperm.Config"),
+        ({}, {"loss": "mse"}, "loss is a str; it must be a function, or None"),
+        ({}, {"on_epoch": 3}, "on_epoch is a int; it must be a function, or None"),
+        ({"clients": iter(())}, {}, "clients is a .*iterator; fit takes a list of hetperm.Client"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(args, options, message):
+    with pytest.raises(TypeError, match=message):
+        fit(nn.Linear(3, 2), args.get("clients", [Client(shard(5))]), args.get("config", Config()), **options)
 
 
 def batch_norm() -> nn.Module:

@@ -43,6 +43,10 @@ ZEROS = torch.zeros(3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"train": (torch.eye(3).to_sparse(), torch.arange(3))},
+            "client 7: train inputs are torch.sparse_coo; .*",
+        ),
         ({"train": None}, "client 7: train must be a pair of tensors, inputs and labels, samples first; got NoneType"),
         ({"train": (torch.zeros(3),)}, "client 7: train must be a pair of tensors, .*; got tuple of Tensor"),
         ({"train": ([1.0], [0])}, "client 7: train must be a pair of tensors, .*; got tuple of list, list"),
@@ -60,6 +64,18 @@ ZEROS = torch.zeros(3, dtype=torch.long)
         ({"width": "1"}, r"client 7: width '1' is outside \(0, 1\]"),
         ({"width": True}, r"client 7: width True is outside \(0, 1\]"),
         ({"classes": [True]}, "client 7: classes is list of bool; it must be a tensor of bool"),
+        (
+            {"classes": torch.zeros(3, dtype=torch.bool)},
+            r"client 7: classes has shape \(3,\) and 0 of them are",
+        ),
+        (
+            {"classes": torch.ones(3, 3, dtype=torch.bool)},
+            r"client 7: classes has shape \(3, 3\) and 9 of them are",
+        ),
+        ({"group": [1]}, r"client 7: group is \[1\]; it must be a whole number, or None"),
+        ({"group": float("nan")}, "client 7: group is nan; it must be a whole number, or None"),
+        ({"train": (torch.zeros(3, 2, device="meta"), ZEROS)}, "client 7: train inputs are on the meta device"),
+        ({"key": True}, "client True: a key is a whole number; got bool"),
         ({"key": "a"}, "client 'a': a key is a whole number; got str"),
         ({"train": pair(0), "key": None}, "a client without a key: train is empty"),
     ],

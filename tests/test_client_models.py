@@ -203,6 +203,19 @@ def test_another_process_needs_nothing_but_the_two_files(tmp_path):
     assert done.stdout.strip() == module(images).detach().numpy().tobytes().hex()
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((None, 0), "the folder is None; it must be a path"),
+        (("here", "0"), "the client is '0'; it must be a whole number, its position in the run"),
+        (("here", True), "the client is True; it must be a whole number"),
+    ],
+)
+def test_what_is_no_folder_or_no_number_is_refused(args, message):
+    with pytest.raises(TypeError, match=message):
+        load_client(*args)
+
+
 # The manifest
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from hetperm.checks import checked, hints_of
@@ -173,6 +174,12 @@ BAD = [
     ({"download": 1}, "download is 1; it must be true or false"),
     ({"data_dir": 3}, "data_dir is 3; it must be a path, in quotes"),
     ({"model_options": 3}, "model_options is 3; it must be a table of options"),
+    ({"model_options": {3: 4}}, "model_options has the key 3; it must be the name of an option, in quotes"),
+    ({"model_options": {"act": None}}, "model_options: act is None; it must be a finite number, a text, true, false"),
+    ({"model_options": {"act": [int]}}, "model_options: act is [<class 'int'>]; it must be a finite number, a text"),
+    ({"rivals": {"local": {"lr": {1}}}}, "[local]: lr is {1}; it must be a finite number, a text, true, false"),
+    ({"name": "a" * 300}, "it must be at most 200 characters, as a folder is"),
+    ({"algorithm": np.arange(2)}, "unknown algorithm array([0, 1]); known are perm"),
     ({"rivals": {"fedavg": {"lr": float("inf")}}}, "[fedavg]: lr is inf; it must be a finite number"),
     ({"rivals": {"fedav": {}}}, "unknown algorithm 'fedav'; did you mean 'fedavg'?"),
     ({"final_lr": 0.1}, "set tail_average to 0 or leave final_lr out"),

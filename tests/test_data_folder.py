@@ -300,6 +300,21 @@ def test_a_folder_without_images_is_named(tmp_path):
     refuses(FileNotFoundError, f"{tmp_path} holds no images; they are looked for by their ending", tmp_path)
 
 
+def test_a_link_that_leads_back_is_followed_once(tmp_path, raw):
+    write(tmp_path, {"a": 12, "b": 12})
+    expected = parts_of(read(tmp_path))
+    (tmp_path / "a" / "deep").mkdir()
+    (tmp_path / "a" / "deep" / "back").symlink_to("..", target_is_directory=True)
+    found = parts_of(read(tmp_path))
+    assert all(torch.equal(found[part], expected[part]) for part in expected)
+
+
+def test_a_tree_of_too_many_folders_is_refused(tmp_path, monkeypatch):
+    write(tmp_path, {"a": 12, "b": 12})
+    monkeypatch.setattr(folder, "MOST_FOLDERS", 1)
+    refuses(ValueError, f"{tmp_path} holds more than 1 folders; name the one with the classes", tmp_path)
+
+
 def test_a_class_without_images_is_named(tmp_path):
     write(tmp_path, {"a": 3, "b": 0, "c": 3})
     refuses(FileNotFoundError, f"{tmp_path / 'b'} holds no images; remove this class or add some", tmp_path)

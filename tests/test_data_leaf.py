@@ -256,6 +256,14 @@ def refuses(error, message, root, **options):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_lost_samples_is_refused(both):
+    path = next((both / "train").iterdir())
+    content = json.loads(path.read_text())
+    content["num_samples"][0] += 1
+    path.write_text(json.dumps(content))
+    refuses(ValueError, f"{path} is not whole: its num_samples do not agree with the samples", both)
+
+
 def test_too_few_writers_are_counted(both):
     refuses(ValueError, "writer: 6 clients are too many for the 5 writers there are", both, num_clients=6)
     message = "writer: 3 of 5 writers have 8 training samples, too few for 4 clients; lower samples_per_client or num_"

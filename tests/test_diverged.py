@@ -1,9 +1,10 @@
-"""Rivals that go non-finite: a line in every table, never the end of a run; the algorithm that does so is an error."""
+"""Methods that go non-finite: a rival is a line in every table; the algorithm ends its run, but no sweep over seeds."""
 
 import csv
 import json
 import logging
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hetperm import Client, Config, fit, run
+from hetperm.cli.main import guarded
+from hetperm.cli.train import main as train_command
 from hetperm.device.bench import Workshop
 from hetperm.params import NotFinite
 from hetperm.report import pictures, tables
@@ -243,6 +246,77 @@ def test_a_sweep_goes_on_after_a_rival_that_diverged(tmp_path, monkeypatch):
     page = (tmp_path / "runs" / "report.html").read_text()
     assert "fedavg: 1 of 2 seeds; 1 diverged at epoch 1." in page
     assert "<td>diverged at epoch 1</td>" in page
+
+
+# The algorithm itself, with some seeds
+
+
+@pytest.fixture
+def wild(monkeypatch):
+    """A function that lets the algorithm of a sweep diverge with some seeds, in its first epoch."""
+    epochs = training.epochs
+
+    def choose(*seeds: int) -> None:
+        def wild_with_seeds(setting, name, **options):
+            with closing(epochs(setting, name, **options)) as states:
+                if name != setting.config.algorithm or setting.config.seed not in seeds:
+                    yield from states
+                    return
+                if options["saved"] is None:
+                    yield next(states)  # the beginning
+                raise NotFinite(f"{name}: epoch 1: model 0 is not finite; lower the learning rate")
+
+        monkeypatch.setattr(training, "epochs", wild_with_seeds)
+
+    return choose
+
+
+def over_seeds(out, *seeds: int, **changes) -> Config:
+    return Config(**TINY | {"baselines": ("local",), "seeds": seeds, "out": out} | changes)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("lost", [3, 4, 5])
+def test_a_seed_with_which_the_algorithm_diverges_does_not_cost_the_others(lost, wild, tmp_path, caplog):
+    wild(lost)
+    kept = [seed for seed in (3, 4, 5) if seed != lost]
+    with caplog.at_level(logging.WARNING):
+        summary, results = experiment.sweep(over_seeds(tmp_path / "some", 3, 4, 5))
+    assert [result.summary["seed"] for result in results] == kept
+    assert f"seed {lost} diverged at epoch 1; the other seeds go on" in caplog.text
+    expected = aggregate([result.summary for result in results], kept)
+    differences = list(expected["paired"]["local"]["differences"])
+    differences.insert((3, 4, 5).index(lost), None)
+    paired = {"local": expected["paired"]["local"] | {"differences": differences}}
+    moment = {"diverged": "2 of 3 seeds; 1 diverged at epoch 1"}
+    assert summary == expected | {"seeds": [3, 4, 5], "paired": paired} | moment
+    assert summary == json.loads((tmp_path / "some" / "summary.json").read_text())
+    assert Summary.from_json(summary).to_json() == summary
+    table = {int(row["seed"]): row for row in rows(tmp_path / "some" / "seeds.csv")}
+    assert list(table) == [3, 4, 5]
+    assert (table[lost]["perm"], table[lost]["local"]) == ("diverged at epoch 1", "")
+    assert all(float(table[seed]["perm"]) > 0 for seed in kept)
+    page = (tmp_path / "some" / "report.html").read_text()
+    assert "perm: 2 of 3 seeds; 1 diverged at epoch 1." in page and "<td>diverged at epoch 1</td>" in page
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_command_of_which_a_seed_diverged_says_so_and_exits_with_1(wild, tmp_path, capsys):
+    wild(4)
+    (tmp_path / "c.toml").write_text(over_seeds(None, 3, 4).to_toml())
+    words = ["--quiet", "--config", str(tmp_path / "c.toml"), "--out", str(tmp_path / "some")]
+    for more in ([], ["--resume"]):
+        assert guarded(train_command, [*words, *more]) == 1
+        said = capsys.readouterr()
+        assert "perm: 1 of 2 seeds; 1 diverged at epoch 1." in " ".join(said.out.split())
+        assert "written to" in said.out and said.err == ""
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_sweep_of_which_every_seed_diverged_is_an_error(wild, tmp_path):
+    wild(3, 4)
+    with pytest.raises(NotFinite, match=r"no seed is left, as each of \[3, 4\] diverged; the last one: perm: .*lower"):
+        experiment.sweep(over_seeds(tmp_path / "none", 3, 4))
 
 
 def _tame(setting):

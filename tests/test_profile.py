@@ -134,7 +134,7 @@ ABOVE_0 = "it must be a number above 0"
 UP_TO_1 = "it must be a number above 0 and up to 1, such as 0.25 for a quarter"
 
 
-@pytest.mark.parametrize("value", ("0", "-1", "inf", "nan", "true", '"6"', "[6]"))
+@pytest.mark.parametrize("value", ("0", "-1", "inf", "nan", "true", '"6"', "[6]", "1" + "0" * 400))
 def test_a_share_that_is_no_positive_number_is_refused_by_tier_and_value(tmp_path, value):
     said = refusal(tmp_path, f"[tiers.mid]\nwidth = 1\nshare = {value}")
     assert said.startswith("tier 'mid': share is ")

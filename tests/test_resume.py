@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from torch import nn
 from hetperm import Client, fit, run
 from hetperm.config import load
 from hetperm.engine.sequential import Sequential
-from hetperm.runs import experiment, files, training
+from hetperm.runs import checkpoint, experiment, files, training
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -404,6 +405,40 @@ def test_a_folder_that_a_run_is_writing_to_is_refused_and_left_alone(copied, who
     assert touched(copied) == before
     assert again(copied) == 0
     ended_alike(copied, whole)
+
+
+# Checkpoints with a right checksum and a wrong content
+
+
+def begun(folder: Path) -> Path:
+    """The checkpoint of PERM after its first epoch, in a run that was stopped there."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(out=folder), on_epoch=Stop(1))
+    return folder / "checkpoint" / "perm.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: replace(state, alpha=state.alpha.long()), "the mixing weights in it is wrong"),
+        (lambda state: replace(state, alpha=state.alpha * torch.nan), "the mixing weights in it is wrong"),
+        (lambda state: replace(state, w={k: x[None] for k, x in state.w.items()}), "the global model in it is wrong"),
+        (
+            lambda state: replace(state, v=tuple({k: x * torch.nan for k, x in v.items()} for v in state.v)),
+            "the models in it is wrong",
+        ),
+        (lambda state: replace(state, memory={}), "its checkpoint cannot be gone on with"),
+    ],
+)
+def test_a_checkpoint_that_no_run_writes_is_refused_in_one_sentence(change, said, tmp_path, capsys):
+    path = begun(tmp_path / "run")
+    saved = checkpoint.load(path)
+    path.unlink()
+    checkpoint.save(path, replace(saved, state=change(saved.state)))
+    capsys.readouterr()
+    assert again(tmp_path / "run") == 2
+    answer = refusal(capsys, begun=True)
+    assert said in answer and "remove it to train perm from the start with --resume" in answer
 
 
 # Nowhere to write

@@ -29,6 +29,7 @@ TOPICS = {
     "computing": ("dtype", "device", "engine", "workers", "idle_models", "eval_every", "eval_finished"),
 }
 ABOUT = "Train every client's own model, compare with rivals, and write it all to a folder."
+SEEDS_LOST = 1  # the exit status if the algorithm diverged with some of the seeds, and the others are aggregated
 CONFIG_HELP = (
     "A TOML file, or the name of one that comes with hetperm (such as synthetic), read first: flags win; None: that of "
     "the data set's name, if it comes with hetperm. (default: None)"
@@ -59,6 +60,8 @@ def main(args: Sequence[str]) -> None:
             summary, folder = results[0].summary, results[0].folder
     console.show(summary, results)
     console.say(f"written to {folder}: report.html, summary.json, pictures, and each client's model in models/")
+    if len(results) < runs:
+        raise SystemExit(SEEDS_LOST)
 
 
 def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = "hetperm train") -> Config:

@@ -4,8 +4,11 @@ Only images that are needed are decoded, and nothing is written. Every image is 
 size, unless they are resized to one while they are decoded.
 """
 
+import itertools
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from torch import Tensor
 from hetperm.data.images import Images, Source
 
 MOST_PIXELS = 50_000_000  # of an image; a small file can hold far more, and every thread decodes one
+MOST_FOLDERS = 100_000  # that are looked into; a tree with links into the file system has no end
 CHUNK = 64  # images that a thread decodes at a time
 THREADS = min(8, os.cpu_count() or 1)  # more only wait for the interpreter
 
@@ -121,19 +125,38 @@ def _holds_folders(path: Path) -> bool:
 
 def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     """The classes, the image files and (n,) their classes."""
-    from torchvision.datasets import ImageFolder
-
     if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
-    # Empty classes are allowed here, so that our own error below can say which one and what to do.
-    listing = ImageFolder(str(folder), allow_empty=True)
-    if not listing.samples:
+    with os.scandir(folder) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    count = itertools.count(1)
+    images = [_images(folder / name, count) for name in classes]
+    if not any(images):
         raise FileNotFoundError(f"{folder} holds no images; they are looked for by their ending, such as .jpg or .png")
-    paths, y = zip(*listing.samples)
-    empty = sorted({*range(len(listing.classes))} - {*y})
-    if empty:
-        raise FileNotFoundError(f"{folder / listing.classes[empty[0]]} holds no images; remove this class or add some")
-    return listing.classes, paths, torch.tensor(y)
+    for name, paths in zip(classes, images, strict=True):
+        if not paths:
+            raise FileNotFoundError(f"{folder / name} holds no images; remove this class or add some")
+    y = [k for k, paths in enumerate(images) for _ in paths]
+    return classes, tuple(itertools.chain(*images)), torch.tensor(y)
+
+
+def _images(folder: Path, count: Iterator[int]) -> list[str]:
+    """The images in a folder and those inside it, as torchvision's ImageFolder lists them; `count` counts folders."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    seen, found = set(), []
+    for inner, folders, names in os.walk(folder, followlinks=True):
+        if next(count) > MOST_FOLDERS:
+            raise ValueError(f"{folder.parent} holds more than {MOST_FOLDERS:,} folders; name the one with the classes")
+        with suppress(OSError):  # it may be gone
+            status = os.stat(inner)
+            if (status.st_dev, status.st_ino) in seen:  # a link back, which would lead round and round
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+        found.append((inner, names))
+    paths = [os.path.join(inner, name) for inner, names in sorted(found) for name in sorted(names)]
+    return [path for path in paths if path.lower().endswith(IMG_EXTENSIONS)]
 
 
 def _side(path: str, image_size: int | None) -> tuple[int, str | None]:

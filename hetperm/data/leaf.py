@@ -90,6 +90,11 @@ def _contents(file: Path) -> Iterator[tuple[str, Samples]]:
         raise ValueError(f"{file} is not LEAF json ({error})") from error
     if len(data) > len({*users}):
         raise ValueError(f"{file} is not LEAF json: it has data of {len(data)} users and lists {len({*users})}")
+    stated, counts = content.get("num_samples"), [len(y) for _, _, y in triples]
+    if stated is not None and stated != counts:
+        raise ValueError(
+            f"{file} is not whole: its num_samples do not agree with the samples that its users have; copy it again"
+        )
     for user, x, y in triples:
         if x or y:
             yield user, _samples(x, y, where=f"{file}: user {user!r}")

@@ -191,7 +191,9 @@ def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:
     if "classes" in arrays:
         names, num_classes = arrays["classes"], _class_count(arrays["classes"])
         if num_classes is None:
-            raise ValueError(f"{path}: classes has shape {names.shape}; it must be a list of names or their number")
+            raise ValueError(
+                f"{path}: classes is {names.dtype} of shape {names.shape}; it must be different names, or their number"
+            )
         if y.max() >= num_classes:
             raise ValueError(f"{path}: y has the label {y.max()} and there are {num_classes} classes, numbered from 0")
     return torch.from_numpy(y.astype(np.int64)), num_classes
@@ -199,7 +201,7 @@ def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:
 
 def _class_count(classes: np.ndarray) -> int | None:
     if classes.ndim == 1:
-        return len(classes)
+        return len(classes) if classes.dtype.kind in "iuUS" and len(np.unique(classes)) == len(classes) else None
     whole = classes.ndim == 0 and classes.dtype.kind in "iu" and 0 < classes <= MOST_CLASSES
     return int(classes) if whole else None
 

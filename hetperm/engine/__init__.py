@@ -1,1 +1,1 @@
-"""Engines: ways to run a list of tasks. All give the same numbers, the batched engine up to rounding."""
+"""Engines: ways to run a list of tasks. On one machine all give the same numbers, the batched one up to rounding."""

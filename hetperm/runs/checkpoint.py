@@ -303,6 +303,8 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mappin
             indices, values = (_unpacked(parts[name], tensors, tables) for name in ("indices", "values"))
             return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
         case {"work": counts}:
+            if counts.keys() != {one.name for one in fields(Work)}:
+                raise ValueError("counts of the work")
             return Work(**counts)
         case [*items]:
             return tuple(_unpacked(item, tensors, tables) for item in items)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hetperm import __version__
 from hetperm.runs import files
+from hetperm.texts import shown
 from submodels import IndexSet, ScalableModel, zoo
 from submodels.skeleton import named_tensors
 from submodels.template import Template
@@ -22,6 +23,7 @@ from submodels.template import Template
 FORMAT = 1
 _NEEDED = ("architecture", "width", "input")
 _SIZES = ("in_channels", "num_classes", "image_size")  # of an architecture with a name
+_LARGEST = 10**7  # of these sizes; a damaged one would fill the memory before it is found not to fit
 _FILES = ("safetensors", "json")
 _ELSEWHERE = ("checkpoint_path",)  # options that name weights elsewhere; the client's weights are in its own file
 
@@ -109,7 +111,7 @@ def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
         missing = [key for key in ("client", "hetperm", "sha256", *_NEEDED) if key not in manifest]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no manifest of a client's model, or a damaged one; copy it again") from error
-    if version != FORMAT:
+    if version != FORMAT or isinstance(version, bool):
         wrote = manifest.get("hetperm", "another version")
         raise ValueError(f"{path} has format {version!r} and this hetperm reads {FORMAT}; load it with hetperm {wrote}")
     if missing:
@@ -139,6 +141,10 @@ def _candidates(folder: str | Path) -> tuple[Path, Path]:
 
 def _file(folder: str | Path, i: int, kind: str) -> Path:
     """One of the two files of client i; an error if either is missing."""
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"the folder is {shown(folder)}; it must be a path")
+    if isinstance(i, bool) or not isinstance(i, int):
+        raise TypeError(f"the client is {shown(i)}; it must be a whole number, its position in the run")
     for parent in _candidates(folder):
         paths = {ending: parent / f"{_stem(i)}.{ending}" for ending in _FILES}
         missing = [ending for ending, path in paths.items() if not path.is_file()]
@@ -180,6 +186,7 @@ def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     architecture, width = manifest["architecture"], manifest["width"]
     dtype, counts = manifest.get("input_dtype", "float32"), manifest.get("counts")
     right = {
+        "hetperm": isinstance(manifest["hetperm"], str),
         "architecture": isinstance(architecture, dict) and _is_architecture(architecture),
         "width": isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1,
         "input": _are_sizes(manifest["input"]),
@@ -193,8 +200,12 @@ def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def _is_architecture(table: Mapping[str, Any]) -> bool:
-    named = "name" not in table or (isinstance(table["name"], str) and all([key in table for key in _SIZES]))
-    return named and isinstance(table.get("options", {}), dict)
+    if "name" in table and not (isinstance(table["name"], str) and all([key in table for key in _SIZES])):
+        return False
+    sides = table.get("image_size")
+    sizes = [table.get("in_channels", 1), table.get("num_classes", 1)]
+    sizes += sides if isinstance(sides, list) else [] if sides is None else [sides]
+    return _are_sizes(sizes) and max(sizes) <= _LARGEST and isinstance(table.get("options", {}), dict)
 
 
 def _are_sizes(value: Any) -> bool:

@@ -39,6 +39,14 @@ OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metr
 OnStart = Callable[[Setting], object]
 
 
+class Diverged(NotFinite):
+    """The algorithm of a run went non-finite; `when` says at which epoch."""
+
+    def __init__(self, message: str, when: str):
+        super().__init__(message)
+        self.when = when
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a run. Accuracies are those of the deployed models on test data.
@@ -133,11 +141,18 @@ def fit(
         metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
-    config = config or Config()
+    config = Config() if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
+    for name, function in (("loss", loss), ("metric", metric), ("on_epoch", on_epoch)):
+        if not (function is None or callable(function)):
+            raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
         raise ValueError(f"fit takes one seed and seeds is {list(config.seeds)}; call it once for each")
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}; fit takes an nn.Module")
+    if not isinstance(clients, Sequence):
+        raise TypeError(f"clients is a {type(clients).__name__}; fit takes a list of hetperm.Client")
     if not clients:
         raise ValueError("there are no clients; give at least one")
     strange = next((client for client in clients if not isinstance(client, Client)), None)
@@ -155,7 +170,10 @@ def fit(
 def sweep(
     config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
 ) -> tuple[dict[str, Any], list[Result]]:
-    """Run once per seed, each in a folder inside the common one; return the aggregate and the results."""
+    """Run once per seed, each in a folder inside the common one; return the aggregate and the results.
+
+    A seed with which the algorithm diverges has no result: the aggregate is that of the others, and says so.
+    """
     if not config.seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
@@ -163,20 +181,30 @@ def sweep(
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
-    first, results = from_config(seeds[0]), []
+    first, results, lost = from_config(seeds[0]), [], {}
     with _opened(config.override(device=first.config.device), name) as folder:
         for of_seed in seeds:
-            setting = from_config(of_seed) if results else first
+            begun = bool(results or lost)
+            setting = from_config(of_seed) if begun else first
             with _opened(setting.config.override(out=folder / f"seed-{of_seed.seed}")) as inner:
-                results.append(_execute(setting, inner, on_epoch, None if results else on_start))
-        summary = aggregate([result.summary for result in results], config.seeds)
-        _write_sweep(folder, summary, results)
+                try:
+                    results.append(_execute(setting, inner, on_epoch, None if begun else on_start))
+                except Diverged as error:
+                    lost[of_seed.seed] = error.when
+                    log.warning("%s (seed %d %s; the other seeds go on)", error, of_seed.seed, error.when)
+                    last = error
+        if not results:
+            raise NotFinite(f"no seed is left, as each of {list(config.seeds)} diverged; the last one: {last}")
+        summary = aggregate([result.summary for result in results], config.seeds, lost)
+        _write_sweep(folder, summary, results, lost)
     return summary, results
 
 
-def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Result]) -> None:
+def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Result], lost: Mapping[int, str]) -> None:
     files.write_json(folder / "summary.json", summary)
-    files.write_csv(folder / "seeds.csv", [_seed_row(result) for result in results])
+    rows = {result.summary["seed"]: _seed_row(result) for result in results}
+    rows |= {seed: {"seed": seed, summary["algorithm"]: when} for seed, when in lost.items()}
+    files.write_csv(folder / "seeds.csv", [rows[seed] for seed in summary["seeds"]])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
     files.write(folder / "accuracy.png", pictures.png(_accuracy_picture(results)))
     tiers = pictures.tiers(Summary.from_json(summary), title=_title(summary))
@@ -306,7 +334,7 @@ def _train(
                     on_epoch(name, now.history[-1])
         except NotFinite as error:
             if not may_diverge:
-                raise
+                raise Diverged(str(error), training.when_diverged(now)) from error
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)

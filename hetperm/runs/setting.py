@@ -27,7 +27,7 @@ from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.slicer import Slicer
-from hetperm.texts import one_line
+from hetperm.texts import one_line, shown
 from submodels import ScalableModel, zoo
 from submodels.cost import count
 from submodels.norms import check_batch, has_batch_norm
@@ -212,13 +212,16 @@ def from_model(
     model: nn.Module, clients: Sequence[Client], config: Config, *, loss: Loss | None, metric: Metric | None
 ) -> Setting:
     """The setting of a run with a user's own model and shards. Every width is a tier."""
+    _check_weights(model)
     kind, model = type(model), _placed(copy.deepcopy(model), config)
+    loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
+    _rehearse(model, clients, loss, metric)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
     scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
-    shop = Workshop(model, F.cross_entropy if loss is None else loss, scalable)
+    shop = Workshop(model, loss, scalable)
     tiers = [f"{client.width:g}" for client in clients]
-    setting = _setting(shop, clients, config, accuracy if metric is None else metric, tiers, OWN)
+    setting = _setting(shop, clients, config, metric, tiers, OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
 
 
@@ -379,6 +382,74 @@ def _check_labels(clients: Sequence[Client], loss: Loss) -> None:
         classes |= own
     if len(classes) == 1:
         log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Raise an error if a user's model has weights that cannot be copied or trained."""
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.UninitializedParameter):
+            raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
+        if p.is_meta:
+            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
+        if not p.is_floating_point():
+            raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
+
+
+def _rehearse(model: nn.Module, clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
+    """Call a user's model, loss and metric on two samples, so that what does not fit fails before training.
+
+    The model is left as it was, and no random number is drawn from the global generator.
+    """
+    weight = next(model.parameters(), torch.empty(0))
+    x, y = (one[:2] for one in clients[0].train)
+    x, y = (one.to(weight.device, weight.dtype if one.is_floating_point() else None) for one in (x, y))
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            outputs = _tried("model", model.eval(), (x,), f"inputs of shape {tuple(x.shape)} and type {x.dtype}")
+            if not isinstance(outputs, Tensor):
+                raise ValueError(f"the model returns a {type(outputs).__name__}; it must return a tensor")
+            pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
+            if loss is F.cross_entropy and outputs.dim() == 2:
+                _check_range(clients, outputs.shape[1])
+            value = _tried("loss", loss, (outputs, y), pair)
+            learns = any(p.requires_grad for p in model.parameters())
+            if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
+                got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+                raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
+            score = _tried("metric", metric, (outputs.detach(), y), pair)
+            if not isinstance(score, Tensor | int | float):
+                raise ValueError(f"the metric gives {shown(score)}; it must be one number, larger if better")
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _tried(noun: str, function: Callable[..., Any], args: tuple[Tensor, ...], what: str) -> Any:
+    """What a user's function returns; an error says on what it failed."""
+    try:
+        return function(*args)
+    except Exception as error:  # a user's code can raise anything
+        reason = one_line(str(error)) or type(error).__name__
+        raise ValueError(f"the {noun} fails on {what} ({reason}); give fit one that takes them") from error
+
+
+def _check_range(clients: Sequence[Client], outputs: int) -> None:
+    """Raise an error if a client has a label that is no output of the model."""
+    for i, client in enumerate(clients):
+        y = client.train[1]
+        if y.is_floating_point() or y.dim() != 1:
+            return
+        wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
+        if wrong:
+            raise ValueError(
+                f"client {i}: its labels hold {wrong[0]} and the model has {outputs} outputs; number classes from 0 to "
+                f"{outputs - 1}, or give the model more outputs"
+            )
+        if client.classes is not None and len(client.classes) != outputs:
+            raise ValueError(
+                f"client {i}: classes has {len(client.classes)} values and the model has {outputs} outputs; one each"
+            )
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:

@@ -97,16 +97,21 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
 # Several seeds
 
 
-def aggregate(summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+def aggregate(
+    summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int], lost: Mapping[int, str] | None = None
+) -> dict[str, Any]:
     """The summary of several runs: the mean of every figure and its standard deviation over seeds (``spread``).
 
     ``paired`` holds for each rival by how much the algorithm is ahead of it, seed by seed. The figures of a rival are
-    over the seeds that it finished; ``diverged`` says of how many it did not.
+    over the seeds that it finished; ``diverged`` says of how many it did not. A seed with which the algorithm itself
+    diverged counts for no method.
 
     Args:
-        summaries: the content of summary.json of each run.
-        seeds: the seeds of the runs.
+        summaries: the content of summary.json of each run that was finished.
+        seeds: the seeds of all runs.
+        lost: seed -> when the algorithm diverged, such as "diverged at epoch 3"; None: with no seed.
     """
+    lost = lost or {}
     # The mean of seeds would mean nothing.
     apart = ("seed", "baselines")
     mean, spread = mean_and_spread([{key: one[key] for key in one if key not in apart} for one in summaries])
@@ -114,9 +119,11 @@ def aggregate(summaries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> d
     pairs = {name: _over_seeds(runs) for name, runs in rivals.items()}
     # Differences seed by seed: what a seed does to both methods alike cancels.
     own = [one["accuracy"]["mean"] for one in summaries]
-    paired = {name: _paired(own, runs) for name, runs in rivals.items()}
+    finished = [seed not in lost for seed in seeds]
+    paired = {name: _paired(own, runs, finished) for name, runs in rivals.items()}
     return {
         **mean,
+        **({"diverged": _of_seeds(list(lost.values()), len(seeds))} if lost else {}),
         "baselines": {name: pair[0] for name, pair in pairs.items()},
         "seeds": list(seeds),
         "spread": {**spread, "baselines": {name: pair[1] for name, pair in pairs.items()}},
@@ -133,7 +140,7 @@ def _over_seeds(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict
 
 
 def _of_seeds(moments: Sequence[str], seeds: int) -> str:
-    """What became of a rival that diverged with some seeds.
+    """What became of a method that diverged with some seeds.
 
     Example:
         >>> _of_seeds(["diverged at epoch 3"], 3), _of_seeds(["diverged at epoch 3", "diverged at epoch 1"], 2)
@@ -143,10 +150,12 @@ def _of_seeds(moments: Sequence[str], seeds: int) -> str:
     return f"{seeds - len(moments)} of {seeds} seeds; {counts}"
 
 
-def _paired(own: Sequence[float], rival: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    differences = [
+def _paired(own: Sequence[float], rival: Sequence[Mapping[str, Any]], finished: Sequence[bool]) -> dict[str, Any]:
+    """The gain over a rival, seed by seed; None for a seed with which either diverged."""
+    both = (
         None if one.get("diverged") else mine - one["accuracy"]["mean"] for mine, one in zip(own, rival, strict=True)
-    ]
+    )
+    differences = [next(both) if well else None for well in finished]
     known = [difference for difference in differences if difference is not None]
     mean, std = mean_and_spread(known) if known else (None, None)
     return {"mean": mean, "std": std, "differences": differences}

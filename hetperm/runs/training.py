@@ -11,6 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import hetperm
 from hetperm import mixing
 from hetperm.algorithms import perm
@@ -28,6 +30,7 @@ from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
 from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
+from hetperm.texts import one_line
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
@@ -127,7 +130,10 @@ def epochs(
     # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
     keep = on_disk(folder) if method.mixes and config.idle_models == "disk" else in_memory
-    with _naming(name), choice.opened(sized.engine, config.workers, sized.clients, sized.shop) as engine:
+    with (
+        _naming(name, resumed=saved is not None),
+        choice.opened(sized.engine, config.workers, sized.clients, sized.shop) as engine,
+    ):
         algorithm = algorithm_for(sized, name, engine, steps=steps, keep=keep)
         rows = [] if saved is None else list(saved.history)
         before = None
@@ -158,10 +164,21 @@ def _done(algorithm: Algorithm, state: State, config: Config) -> State | None:
 
 
 @contextmanager
-def _naming(method: str) -> Iterator[None]:
-    """A context that adds the name of the method to errors."""
+def _naming(method: str, *, resumed: bool = False) -> Iterator[None]:
+    """A context that adds the name of the method to errors.
+
+    What a method remembers is known to it alone: of one that was resumed, an error of its lookups says that its
+    checkpoint holds something else.
+    """
     try:
         yield
+    except (LookupError, TypeError, AttributeError) as error:
+        if not resumed:
+            raise
+        reason = one_line(str(error)) or type(error).__name__
+        raise ValueError(
+            f"{method}: its checkpoint cannot be gone on with ({type(error).__name__}: {reason}); {_remove(method)}"
+        ) from error
     except (NotFinite, RuntimeError, ValueError) as error:
         # Of the base kind: a subclass may not be made from a message alone.
         kind = next(kind for kind in (NotFinite, RuntimeError, ValueError) if isinstance(error, kind))
@@ -194,14 +211,18 @@ def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
     """
     setting = setting_of(setting, name)
     nan = [math.nan] * len(setting.clients)
-    when = "before epoch 1" if last is None else f"at epoch {last.state.r + 1}"
     extra = {**_origin(setting, name), "seconds": 0.0} if last is None else last.extra
     return Saved(
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
         finished=True,
-        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: f"diverged {when}"},
+        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: when_diverged(last)},
     )
+
+
+def when_diverged(last: Saved | None) -> str:
+    """When a method went non-finite whose last good checkpoint this is; None if it has none."""
+    return "diverged before epoch 1" if last is None else f"diverged at epoch {last.state.r + 1}"
 
 
 # Checkpoints
@@ -286,11 +307,24 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
-        "the mixing weights": state.alpha is None or tuple(state.alpha.shape) == (count, count),
+        "the mixing weights": state.alpha is None or _is_mixing(state.alpha, count),
+        "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
         "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
     }
     return next((part for part, right in fits.items() if not right), None)
+
+
+def _is_mixing(alpha: Tensor, count: int) -> bool:
+    """Whether these can be mixing weights of so many clients."""
+    numbers = alpha.coalesce().values() if alpha.is_sparse else alpha
+    return tuple(alpha.shape) == (count, count) and alpha.is_floating_point() and bool(numbers.isfinite().all())
+
+
+def _alike(model: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> bool:
+    """Whether what a model has in common with the start has its shapes and types."""
+    pairs = [(x, start[name]) for name, x in model.items() if name in start]
+    return all([(x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs])
 
 
 def _models_fit(state: State, setting: Setting, method: str) -> bool:
@@ -300,6 +334,8 @@ def _models_fit(state: State, setting: Setting, method: str) -> bool:
     benches = [setting.shop.at(width) for width in setting.model_widths(method)]
     wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
     models = [state.v] if state.tail is None else [state.v, state.tail]
+    if not all([bool(x.isfinite().all()) for v in models for one in v for x in one.values()]):
+        return False
     return all([[{name: (x.shape, x.dtype) for name, x in one.items()} for one in v] == wanted for v in models])
 
 
