@@ -41,6 +41,7 @@ AS_BEFORE = {
     "first_alpha": "estimated",
     "personal_lr": 0.3,
     "global_lr": 0.5,
+    "model_options": {},
 }
 PAPER = {"step_rule": "paper", "schedule": "ring", "regularization": 0.5, "alpha_steps": 20, "personal_lr": 0.05}
 
@@ -65,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "disk": {"idle_models": "disk", **ALONE},
     "budget": {"widths_from": "budget", "capacity_profile": "mobile-ram", **ALONE},
     "classes": {"partition": "classes:2", "label_mask": True, "baselines": ("fedavg-ft", "heterofl")},
-    "cnn": {"model": "cnn", "engine": "threads", "workers": 2, "epochs": 2, "num_clients": 6, "warmup_rounds": 4},
+    "cnn": {"model": "cnn", "model_options": {}, "engine": "threads", "workers": 2, "epochs": 2, "num_clients": 6},
     "fjord": {"algorithm": "fjord-ft", "baselines": ("ifca",), "epochs": 4, "eval_finished": 2},
     "as-before": {**AS_BEFORE, **PAPER, **ALONE},
     "as-before-two-stage": {**AS_BEFORE, "algorithm": "perm-two-stage", "regularization": "level", **ALONE},

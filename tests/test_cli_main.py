@@ -161,7 +161,7 @@ def test_training_writes_a_folder_and_prints_a_table_and_its_configuration_gives
     assert done.returncode == 0, done.stderr
     for word in ("perm", "local", "same-group mass", "visits in", "rounds an epoch", f"written to {out}"):
         assert word in done.stdout
-    for word in ("digits label-shift:2; zoo:mlp with 55,210 parameters", "capacity profile mobile", "accuracy by tier"):
+    for word in ("digits label-shift:2; zoo:mlp with 8,970 parameters", "capacity profile mobile", "accuracy by tier"):
         assert word in done.stdout
     assert "tier flagship of profile mobile has none of the 4 clients" in done.stderr
     assert done.stderr.count("\n") == 3  # tiers without clients, and what nobody trains

@@ -44,7 +44,11 @@ def test_the_page_shows_the_latest_folder_of_each_experiment_and_hetero_first(tm
     (runs / "reproduce-runtime").mkdir()  # begun, and without results
     assert guarded(main, ["page", str(runs), str(docs)]) == 0
     text = (docs / "results.md").read_text()
-    assert re.findall(r"^## (.*)$", text, flags=re.M) == ["Who wins where", "More clients"]
+    assert re.findall(r"^## (.*)$", text, flags=re.M) == [
+        "Who wins where",
+        "More clients",
+        "How constants were chosen",
+    ]
     assert "| hetero new |" in text
     assert not re.search(r"hetero (old|older|a look) \|", text)
     assert "`hetperm reproduce hetero`; seeds 0, 1; 2 h 2 min of computing." in text

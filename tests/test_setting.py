@@ -103,7 +103,7 @@ def test_a_label_mask_keeps_clients_to_the_classes_they_train_on():
     assert (plain.heads, masked.heads) == ((), ("weight", "bias"))
     assert masked.one_size().heads == masked.masked().heads == plain.masked().heads == ("weight", "bias")
     assert all(torch.equal(a.classes, b.classes) for a, b in zip(plain.masked().clients, masked.clients, strict=True))
-    with pytest.raises(ValueError, match="label_mask needs classes as labels, and those of client 1 are not"):
+    with pytest.raises(ValueError, match="client 1: its labels hold 2 and the model has 2 outputs"):
         own(nn.Linear(3, 2), clients, label_mask=True)
 
 
