@@ -50,24 +50,15 @@ def hetero(session: Session) -> None:
     budgets = [name for name in BUDGETS if name in wanted or name == "steps"]  # the others are measured by it
     ours = [name for name in plan.methods if METHODS[name].mixes]
     first = [cell for case in plan.cases for cell in _equal_steps(plan, case)]
-    again = {
-        budget: [case for case in plan.cases if case.budgets is None or budget in case.budgets] for budget in budgets
-    }
-    more = [
-        replace(cell, seconds=1.5 * cell.seconds)
-        for budget in budgets[1:]
-        for case in again[budget]
-        for cell in _equal_steps(plan, case)
-        if cell.method not in ours
-    ]
-    session.expect(first, more=more)
+    rivals = [cell for cell in first if cell.method not in ours]
+    session.expect(first, more=[replace(cell, seconds=1.5 * cell.seconds) for cell in rivals] * (len(budgets) - 1))
     measure = partial(_trained, settings)
     rows: dict[str, list[Row]] = {budget: [] for budget in budgets}
     for case in plan.cases:
         rows["steps"] += session.run(_equal_steps(plan, case), measure)
         _show_hetero(session, rows, ours)
     for budget in budgets[1:]:
-        for case in again[budget]:
+        for case in plan.cases:
             equal = [row for row in rows["steps"] if row["setting"] == case.name]
             rows[budget] += _at_budget(session, case, equal, budget, measure)
             _show_hetero(session, rows, ours)
@@ -153,8 +144,7 @@ def _show_hetero(session: Session, rows: Mapping[str, list[Row]], ours: Sequence
         )
         for budget, found in known.items():
             title = f"All methods at equal {BUDGET_WORDS[budget]}"
-            settings = {name: cases[name] for name in cases if any(row["setting"] == name for row in found)}
-            session.table(budget, title, comparison.ranking(found, settings, plan.methods, ours=ours), _own(found))
+            session.table(budget, title, comparison.ranking(found, cases, plan.methods, ours=ours), _own(found))
         session.table(
             "spending", "What was spent", comparison.spending(known, cases, plan.methods, ours=ours[0]), every
         )
@@ -422,6 +412,7 @@ RUNS: dict[str, Callable[[Session], None]] = {
     "alpha-maps": alpha_maps,
     "runtime": runtime,
     "hetero": hetero,
+    "budgets": hetero,
     "ablations": ablations,
     "rates": partial(ablations, name="rates", title="Step sizes"),
     "scale": scale,

@@ -12,7 +12,8 @@ EXPERIMENTS = {
     "femnist": "the paper's writers: curves and mixing weights (needs --leaf)",
     "alpha-maps": "who learns from whom on MNIST: heat maps, partners and mass on one's own group",
     "runtime": "seconds of a communication round, against FedAvg, perFedAvg and pFedMe",
-    "hetero": "who wins where: clients of several sizes, all rivals, at equal steps, FLOPs and bytes",
+    "hetero": "who wins where: clients of several sizes, all rivals, at equal steps",
+    "budgets": "the same with the nearest rivals in two settings, also at equal FLOPs and bytes",
     "ablations": "one choice of PERM changed at a time",
     "rates": "PERM with step sizes from a tenth of the default to twice it",
     "scale": "partners and mass on one's own group with up to a thousand clients",
@@ -48,7 +49,7 @@ class Options:
     methods: Annotated[Names, several(text)] = ()
     """Only these methods; none: all of the experiment."""
     budgets: Annotated[Names, several(budget_name)] = ()
-    """Of hetero, steps and only these of macs and bytes; none: all."""
+    """Of hetero and budgets, steps and these of macs and bytes; none: those of the experiment's file."""
     steps: Annotated[int | None, whole(1)] = None
     """Mini-batch gradients of each client; None: as the experiment's file says."""
     data_dir: Path | None = None

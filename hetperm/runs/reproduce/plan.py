@@ -30,7 +30,6 @@ class Case:
         grid: the name of the grid that methods are tuned on.
         seconds: what a cell takes, about.
         methods: those that are run here; empty for all of the experiment.
-        budgets: those beside equal steps that are looked at here; None for all of the experiment.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Case:
     grid: str = ""
     seconds: float = 10.0
     methods: tuple[str, ...] = ()
-    budgets: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,9 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
     table |= {key: value for key, value in quick.items() if key in table}
     changes = {key: value for key, value in quick.items() if key not in table} | _flags(options)
     defaults, settings = table.pop("defaults", {}), table.pop("settings")
-    tuned = read(options.tuned or FOLDER / "tuned" / f"{experiment}.toml") if _has_tuned(experiment, options) else {}
+    # The values that were tuned for another experiment serve its settings here too.
+    values = options.tuned or FOLDER / "tuned" / f"{table.pop('tuned', experiment)}.toml"
+    tuned = read(values) if options.tuned or values.is_file() else {}
     skipped, cases = [], []
     for name in _chosen("setting", options.settings, tuple(settings)):
         fields = {**defaults, **settings[name]}
@@ -101,10 +101,6 @@ def _flags(options: Options) -> dict[str, Any]:
     """Fields of the configuration that flags change in every setting."""
     given = {"steps": options.steps, "data_dir": options.data_dir, "workers": options.workers}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _has_tuned(experiment: str, options: Options) -> bool:
-    return options.tuned is not None or (FOLDER / "tuned" / f"{experiment}.toml").is_file()
 
 
 def _placeholders(fields: Mapping[str, Any]) -> list[str]:
@@ -154,7 +150,6 @@ def _case(
         own.get("grid", ""),
         own.get("seconds", 10.0) * min(1.0, scale),
         methods=tuple(own.get("methods", ())),
-        budgets=tuple(own["budgets"]) if "budgets" in own else None,
     )
 
 
