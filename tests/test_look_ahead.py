@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -219,10 +218,12 @@ def with_validation(clients, n=20):
 def outlook(clients, *, federation=None, **options):
     federation = federation or make_federation(clients)
     reports = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
-    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-    return look_ahead(
-        federation, reports, lambda share: weights(share=share), **{"lr": 0.4, "batch_size": 4, **options}
-    )
+    return look_ahead(federation, reports, rows_by(reports), **{"lr": 0.4, "batch_size": 4, **options})
+
+
+def rows_by(reports):
+    """(clients, c) -> their rows of alpha."""
+    return lambda clients, c: mixing.weights_of(clients, reports.zeta, reports.q, reports.n, share=c)
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -373,8 +374,7 @@ def test_every_engine_finds_the_same(validated):
         with opened(kind, workers, clients, make_shop(deep)) as engine:
             federation = Federation(clients, engine, Slicer(scalable(deep)), seed=3)
             reports = collect_reports(federation, State(0, start(deep), ()), ReportGradient(3), batch_size=4)
-            weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-            tables.append(look_ahead(federation, reports, lambda c, w=weights: w(share=c), lr=0.4, batch_size=4).losses)
+            tables.append(look_ahead(federation, reports, rows_by(reports), lr=0.4, batch_size=4).losses)
     assert torch.equal(tables[0], tables[1]) and torch.equal(tables[0], tables[2])
     torch.testing.assert_close(tables[3], tables[0], rtol=1e-10, atol=1e-10)
 
@@ -390,8 +390,7 @@ def test_networks_with_batch_norms_look_ahead_too():
     clients = make_clients((1.0, 0.5, 0.5, 0.25), shape=IMAGE, sizes=(9, 2, 3, 8))
     federation = make_federation(clients, model=ResNet)
     reports = collect_reports(federation, State(0, start(ResNet), ()), ReportGradient(3), batch_size=4)
-    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-    got = look_ahead(federation, reports, lambda c: weights(share=c), lr=0.4, batch_size=4)
+    got = look_ahead(federation, reports, rows_by(reports), lr=0.4, batch_size=4)
     assert got.losses.isfinite().all()
 
 

@@ -300,6 +300,8 @@ def test_weights_in_blocks_of_rows_and_sparse_ones_are_the_whole(share, monkeypa
     assert [part.shape for part in parts] == [(3, 20)] * 6 + [(2, 20)]
     assert torch.equal(torch.cat(parts), whole) and torch.equal(mixing.weights(zeta, q, n, **options), whole)
     assert torch.equal(mixing.sparse_weights(zeta, q, n, **options).to_dense(), whole)
+    some = [7, 0, 19, 7, 3]
+    assert torch.equal(mixing.weights_of(some, zeta, q, n, **options), whole[some])
 
 
 def test_groups_of_ten_are_told_apart_however_many_they_are_by_gradients_and_by_sketches():

@@ -5,7 +5,7 @@ model would go first, and only losses at these places are asked of the clients.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class Outlook:
 def look_ahead(
     federation: Federation,
     reports: Reports,
-    weights: Callable[[float], Tensor],
+    weights: Callable[[Sequence[int], float], Tensor],
     *,
     lr: float,
     batch_size: int,
@@ -67,7 +67,7 @@ def look_ahead(
 
     Args:
         reports: of all clients at the probe, with their gradients.
-        weights: c -> alpha (N, N).
+        weights: (M clients, c) -> their rows of alpha, (M, N).
         lr: the step size of the global model; multiples of it are tried.
         batch_size: samples of a step, in which the work is counted.
         steps: the steps of the whole run, which bound the samples; 0 is no bound.
@@ -77,7 +77,7 @@ def look_ahead(
     asked, order = _asked(federation), federation.order
     # In the order of keys, so that sums do not depend on how the clients are labelled.
     gradients = torch.stack([reports.gradients[j] for j in order])
-    rows = [weights(share)[asked] for share in SHARES]  # each (M, N), dense
+    rows = [weights(asked, share) for share in SHARES]  # each (M, N), dense
     etas = tuple(lr * rate for rate in RATES)
     most = min(max(_paid_for(steps, batch_size), SAMPLES[0]), SAMPLES[1])
     tasks = []
