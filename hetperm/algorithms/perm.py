@@ -15,7 +15,7 @@ from hetperm.algorithms.base import Algorithm
 from hetperm.device.gradients import BatchGradient, FullGradient, ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
-from hetperm.mixing import complexity
+from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
 from hetperm.server.estimate import Reports, collect_reports
@@ -198,7 +198,7 @@ def visit_rates(federation: Federation, alpha: Tensor, reports: Reports, options
         return torch.ones(len(federation.clients), dtype=torch.float64)
     # In the order of keys, so that sums do not depend on how the clients are labelled.
     order = torch.tensor(federation.order)
-    zeta, q, n = reports.zeta[order][:, order], reports.q[order], reports.n[order]
+    zeta, q, n = discrepancy.reordered(reports.zeta, order), reports.q[order], reports.n[order]
     alpha = alpha.to_dense() if len(order) < mixing.SPARSE_FROM else alpha
     alpha = alpha.index_select(0, order).index_select(1, order)
     noise = q * n / n.clamp_max(options.visiting.batch_size)

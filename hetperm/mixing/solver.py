@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hetperm.mixing import complexity
+from hetperm.mixing.discrepancy import Distances
 from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
 
@@ -172,7 +173,7 @@ def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
 
 
 def weights(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -185,7 +186,7 @@ def weights(
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
 
     Args:
-        zeta: (N, N) squared distances of the gradients.
+        zeta: (N, N) squared distances of the gradients, as a matrix or as `discrepancy.Distances`.
         q: (N,) variance of each client's mean gradient. It may be None if regularization is a number and vc_weight is 0
             or ``"raw"``.
         n: (N,) samples held by each client.
@@ -216,7 +217,7 @@ def weights(
 
 
 def weights_by_rows(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -236,7 +237,7 @@ def weights_by_rows(
     return map(part, _row_slices(*zeta.shape))
 
 
-def weights_of(clients: Sequence[int], zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
     """The rows of `weights` of some clients, (M, N): the other rows are not computed.
 
     Args:
@@ -255,7 +256,7 @@ def weights_of(clients: Sequence[int], zeta: Tensor, q: Tensor | None, n: Tensor
 
 
 def _solver(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -371,12 +372,12 @@ def _total(x: Tensor) -> float:
     return math.fsum(x.tolist())  # rounds once, so the order of clients cannot matter
 
 
-def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+def sparse_weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
     """The mixing weights of `weights` as a sparse tensor, built without ever holding the dense one."""
     return sparse(weights_by_rows(zeta, q, n, **options))
 
 
-def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
+def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     r"""(N,) the variance of the partners' gradients about their mean, which a model feels as it goes from host to host.
 
     .. math:: V_i = \tfrac12 \sum_{jk} \alpha_{ij} \alpha_{ik} D_{jk}
@@ -394,13 +395,17 @@ def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
         tensor([1., 0.], dtype=torch.float64)
     """
     q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
-    D = _debias(zeta, q, _owners(slice(None), q))
     if not alpha.is_sparse:
+        D = _debias(zeta[:], q, _owners(slice(None), q))
         return ((alpha.double() @ D) * alpha).sum(1) / 2
     alpha = alpha.coalesce()
     (i, j), values = alpha.indices(), alpha.values()
-    products = torch.sparse.mm(alpha, D)[i, j] * values
-    return values.new_zeros(len(alpha)).index_add_(0, i, products) / 2
+    products = torch.empty_like(values)
+    for columns in _row_slices(*zeta.shape):  # of D, which is symmetric
+        D = _debias(zeta[columns], q, _owners(columns, q))
+        here = (columns.start <= j) & (j < columns.stop)
+        products[here] = torch.sparse.mm(alpha, D.T)[i[here], j[here] - columns.start]
+    return values.new_zeros(len(alpha)).index_add_(0, i, products * values) / 2
 
 
 # Borders
@@ -423,13 +428,15 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
     return n
 
 
-def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+def _estimates(
+    zeta: Tensor | Distances, q: Tensor | None, n: Tensor
+) -> tuple[Tensor | Distances, Tensor | None, Tensor]:
     """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
-    if zeta.dim() != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
+    if len(zeta.shape) != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
         raise ValueError(f"zeta has shape {tuple(zeta.shape)}; it must hold the distance of every two clients")
     N = len(zeta)
     # zeta is large, so it keeps its dtype here: `weights_by_rows` converts it block by block.
-    zeta, n = zeta.detach(), _samples(n, N, zeta.device)
+    zeta, n = zeta if isinstance(zeta, Distances) else zeta.detach(), _samples(n, N, zeta.device)
     if q is None:
         return zeta, None, n
     q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
