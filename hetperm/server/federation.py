@@ -9,6 +9,7 @@ from hetperm.device.updates import Update
 from hetperm.engine.task import Engine, Failure, Task
 from hetperm.params import Keep, Params, check_finite
 from hetperm.randomness import seed_for
+from hetperm.server.pace import Pace
 from hetperm.server.slicer import Index, Slicer
 from hetperm.server.store import in_memory
 from hetperm.state import Work
@@ -27,6 +28,8 @@ class Federation:
         heads: names of the classifier's parameters, which have a row for every class; used if clients mask classes.
         keep: stores personal models between visits.
         macs: width -> multiply-adds of the forward pass of a sample.
+        pace: gives updates their recipe; None if local steps are plain SGD.
+        batch_size: samples of a local step, in which the pace counts.
     """
 
     clients: Sequence[Client]
@@ -36,6 +39,8 @@ class Federation:
     heads: tuple[str, ...] = ()
     keep: Keep = in_memory
     macs: Callable[[float], float] = _unknown
+    pace: Pace | None = None
+    batch_size: int = 1
 
     @property
     def order(self) -> list[int]:
@@ -65,6 +70,8 @@ class Federation:
 
     def run(self, tasks: Sequence[Task]) -> list[Any]:
         """Run tasks that must all succeed; raise an error that names the first that failed."""
+        if self.pace is not None:
+            tasks = self.pace.prepared(tasks, self.work_of(tasks, self.batch_size).client_steps)
         outcomes = self.engine.run(tasks)
         for task, outcome in zip(tasks, outcomes, strict=True):
             if isinstance(outcome, Failure):
