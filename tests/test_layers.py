@@ -30,10 +30,10 @@ MAY_IMPORT = {
     "methods": "algorithms server.federation params config advice",
     "data": "client shards randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
-    "runs": "report data methods algorithms server engine device mixing params state client shards randomness profile config "
-    "checks advice texts memory",
-    "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness profile "
-    "config checks advice texts",
+    "runs": "report data methods algorithms server engine device mixing params state client shards randomness profile "
+    "config checks advice texts memory",
+    "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
+    "profile config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
     "profile config checks advice texts",
     "__init__": "",  # names its modules as texts, and imports them when asked

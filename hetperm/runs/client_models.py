@@ -42,7 +42,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
         module: the plain module of the client's width, on any device.
         manifest: what is needed to load the model. `architecture`: {"name", "in_channels", "num_classes", "image_size",
             "options"} as for `zoo.build`, or {"class": qualified name} for a user's own model. `width`. `input`: the
-            shape of one sample, and `input_dtype`, unless it is a float (`input_of`). `kept` and, if they are not those of the
+            shape of one sample, and `input_dtype` (`input_of`). `kept` and, if they are not those of the
             width, `counts`: see `channels`. Other entries are kept as JSON; numbers that are not finite become null.
     """
     i = operator.index(i)
