@@ -123,7 +123,7 @@ def _divided(contents: Contents) -> str:
     if "partition" in contents.settings:
         return f" ({contents.settings['partition']})"
     samples = [row.get("n_train") for rows in contents.clients[:1] for row in rows]
-    return f" ({sum(samples):,} training samples)" if samples and None not in samples else ""
+    return f" ({int(sum(samples)):,} training samples)" if samples and None not in samples else ""
 
 
 def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:

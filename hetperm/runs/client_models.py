@@ -208,7 +208,7 @@ def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         "hetperm": isinstance(manifest["hetperm"], str),
         "architecture": isinstance(architecture, dict) and _is_architecture(architecture),
         "width": isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1,
-        "input": _is_input(manifest),
+        "input": _is_input({"input": manifest["input"]}),
         "input_dtype": _is_dtype(dtype),
         "counts": counts is None or _are_sizes(counts),
     }

@@ -124,7 +124,7 @@ def rehearse(
     modes = [(part, part.training) for part in model.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
-            x, y = at_model(model, _two_samples(clients[0]))
+            x, y = at_model(model, _two_samples(0, clients[0]))
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
@@ -160,14 +160,15 @@ def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
     return run
 
 
-def _two_samples(client: Client) -> tuple[Inputs, Tensor]:
+def _two_samples(i: int, client: Client) -> tuple[Inputs, Tensor]:
+    """The first samples of client i, read as they will be in training."""
     try:
         return read(first(client.train, 2))
     except Exception as error:  # a Dataset and its collate are a user's code
         if not isinstance(client.train, Stored):
             raise
         reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the Dataset of client {client.key or 0} cannot be read ({reason})") from error
+        raise ValueError(f"the Dataset of client {i} cannot be read ({reason})") from error
 
 
 def _augmented(augment: Augment, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
@@ -198,7 +199,8 @@ def _tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what:
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
     """Raise an error if a client has a label that is no output of the model."""
     for i, client in enumerate(clients):
-        y = first(client.train, 2).read()[1] if isinstance(client.train, Stored) else client.train[1]
+        # Of a Dataset only what is read at once is looked at: all of it may take an hour.
+        y = _two_samples(i, client)[1] if isinstance(client.train, Stored) else client.train[1]
         if y.is_floating_point() or y.dim() != 1:
             return
         wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]

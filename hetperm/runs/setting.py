@@ -410,7 +410,7 @@ def _worker_bytes(shop: Workshop, clients: Sequence[Client], config: Config) -> 
     if shop.scalable is None:  # a model that was never traced: its weights, their gradients, and a model that travels
         return 3 * sum(p.nbytes for p in shop.full.slots)
     size = min(config.batch_size, max(client.n_train for client in clients))
-    step = step_of(config) | {"batch_size": size}
+    step = step_of(config) | {"batch_size": size, "accumulate": min(config.accumulate, size)}
     return shop.scalable.cost(max(client.width for client in clients), **step).train_bytes
 
 
