@@ -1,6 +1,7 @@
 """Shards: pairs of tensors, views and Datasets are read alike, and a Dataset is never in memory as a whole."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ class Endless(Dataset):
         ({"train": TensorDataset(X[:0], Y[:0])}, "train is empty"),
         (
             {"train": (np.array(["a"]), np.array([0]))},
-            "train must be a pair of tensors, .* got tuple of ndarray, ndarray",
+            "train must be a pair of tensors, .* got tuple of ndarray, Tensor",
         ),
         ({"train": (np.zeros((2, 3), np.uint8), np.zeros(2, int))}, "train inputs are torch.uint8; convert"),
         ({"train": ({}, Y)}, "train must be a pair of tensors, .*; got tuple of dict, Tensor"),
@@ -302,6 +303,6 @@ def test_a_model_of_several_inputs_is_cut_trained_saved_and_loaded(kind, tmp_pat
     assert model.body.out_features == 4
     expected = outputs_of(result.model(1), x)
     torch.testing.assert_close(outputs_of(model, x), expected)
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = re.sub(r"base64,[^\"]*", "", (tmp_path / "run" / "report.html").read_text())
     assert "data own (36 training samples)" in page and "model TwoInputs" in page
     assert not any(word in page for word in ("label-shift", "mlp", "mobile"))
