@@ -18,7 +18,9 @@ from torch import Tensor, nn
 import hetperm
 from hetperm.algorithms.perm import LOOK_AHEAD, chosen_share
 from hetperm.client import Client
-from hetperm.config import Config, read
+from hetperm.config import Config
+from hetperm.config import read as read_toml
+from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss
 from hetperm.methods import check_method_tables
 from hetperm.params import NotFinite
@@ -33,6 +35,7 @@ from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, 
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.server.estimate import NEVER, REPORTS
+from hetperm.shards import first, read
 from hetperm.state import State
 from submodels import WHOLE, Budget
 
@@ -162,22 +165,27 @@ def fit(
     *,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    augment: Augment | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
 
     Args:
-        model: any module; training begins from its weights, and the module itself is not changed.
+        model: any module that returns a tensor, or an object with ``logits``; training begins from its weights, and the
+            module itself is not changed.
         clients: their shards and widths. A client without test data is trained but not scored.
         config: how to train. Its settings of data, model and capacity profile are not used.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
         metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
+        augment: (inputs, labels, generator) -> both, changed at random, for local steps only. It draws from the
+            generator of the task, or from torch's own, which is seeded for the task.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
     config = Config() if config is None else config
     if not isinstance(config, Config):
         raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
-    for name, function in (("loss", loss), ("metric", metric), ("on_epoch", on_epoch)):
+    functions = {"loss": loss, "metric": metric, "augment": augment, "on_epoch": on_epoch}
+    for name, function in functions.items():
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
@@ -192,10 +200,10 @@ def fit(
     if strange is not None:
         raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
-    config = config.override(num_clients=len(clients), dataset=OWN)
+    config = config.override(num_clients=len(clients), dataset=OWN, model=type(model).__name__)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
-    setting = from_model(model, clients, config, loss=loss, metric=metric)
+    setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
     with nullcontext() if config.out is None else _opened(setting.config) as folder:
         return _execute(setting, folder, on_epoch)
 
@@ -268,7 +276,7 @@ def _opened(config: Config, name: str = "") -> Iterator[Path]:
     with files.locked(folder):
         if path.exists():
             # Downloading changes no data, so it may differ.
-            difference = checkpoint.changed(read(path), tomllib.loads(text), ignore=("download",))
+            difference = checkpoint.changed(read_toml(path), tomllib.loads(text), ignore=("download",))
             if difference:
                 raise ValueError(f"{folder} cannot be resumed: {difference}")
             files.tidy(folder)
@@ -458,13 +466,11 @@ def _manifest(result: Result, i: int) -> dict[str, Any]:
     """The manifest of client i's model."""
     setting, row = result.setting, result.clients[i]
     client, width = setting.clients[i], result.main.widths[i]
-    index, x = setting.slicer.index(width), client.train[0]
+    index = setting.slicer.index(width)
     manifest: dict[str, Any] = {"architecture": setting.architecture, "width": width}
     if index is not WHOLE:
         manifest |= client_models.channels(index)
-    manifest["input"] = list(x.shape[1:])
-    if not x.is_floating_point():
-        manifest["input_dtype"] = str(x.dtype).removeprefix("torch.")
+    manifest |= client_models.input_of(read(first(client.train, 1))[0])
     if client.classes is not None:
         manifest["classes"] = client.classes.nonzero().flatten().tolist()
     return manifest | {
