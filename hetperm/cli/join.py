@@ -34,7 +34,8 @@ class Options:
     wire_mb: Annotated[float | None, LIMIT] = None
     """Its budget: MB that travel one way in one visit."""
     steps: Annotated[int, whole(0, 1_000_000)] = 0
-    """SGD steps that it takes on its own data at the end."""
+    """SGD steps that it takes on its own data at the end; a client wider than those it learns from needs some, such as
+    50."""
 
     def __post_init__(self):
         check_fields(self, label="--{}")
