@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "state": "params",
     "config": "advice checks texts",
     "profile": "advice checks config randomness",
-    "mixing": "randomness",
+    "mixing": "randomness texts",
     "device": "mixing params client",
     "engine": "device params client",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
