@@ -20,7 +20,7 @@ from hetperm.algorithms.perm import LOOK_AHEAD
 from hetperm.client import Client
 from hetperm.config import Config, read
 from hetperm.device.bench import Loss
-from hetperm.methods import check_method_tables
+from hetperm.methods import METHODS, check_method_tables
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
@@ -31,6 +31,7 @@ from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, 
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.state import State
+from hetperm.texts import shown
 from submodels import WHOLE
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,9 @@ class Result:
 
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
+        clients = len(self.setting.clients)
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < clients:
+            raise ValueError(f"there is no client {shown(i)}; they are numbered from 0 to {clients - 1}")
         bench = self.setting.shop.at(self.main.widths[i])
         # On one thread, so that the statistics of its norms are those that it was scored with.
         with one_thread():
@@ -112,7 +116,7 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
         on_epoch: called with the method and the row of metrics after every epoch of every method.
         on_start: called once with the setting, before anything is trained.
     """
-    if config.seeds:
+    if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
     name = run_name(config)
@@ -141,9 +145,7 @@ def fit(
         metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
-    config = Config() if config is None else config
-    if not isinstance(config, Config):
-        raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
+    config = _checked(Config() if config is None else config)
     for name, function in (("loss", loss), ("metric", metric), ("on_epoch", on_epoch)):
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
@@ -155,9 +157,9 @@ def fit(
         raise TypeError(f"clients is a {type(clients).__name__}; fit takes a list of hetperm.Client")
     if not clients:
         raise ValueError("there are no clients; give at least one")
-    strange = next((client for client in clients if not isinstance(client, Client)), None)
-    if strange is not None:
-        raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
+    strange = [client for client in clients if not isinstance(client, Client)]
+    if strange:
+        raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
     config = config.override(num_clients=len(clients), dataset=OWN)
     if config.out is not None:
@@ -174,7 +176,7 @@ def sweep(
 
     A seed with which the algorithm diverges has no result: the aggregate is that of the others, and says so.
     """
-    if not config.seeds:
+    if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
     name = run_name(config)
@@ -217,6 +219,12 @@ def _seed_row(result: Result) -> dict[str, Any]:
     methods = {summary["algorithm"]: summary, **summary["baselines"]}
     figures = {name: method.get("diverged") or method["accuracy"]["mean"] for name, method in methods.items()}
     return {"seed": summary["seed"], **figures}
+
+
+def _checked(config: Any) -> Config:
+    if not isinstance(config, Config):
+        raise TypeError(f"the configuration is a {type(config).__name__}; give a hetperm.Config")
+    return config
 
 
 def run_name(config: Config) -> str:
@@ -338,6 +346,12 @@ def _train(
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
+    if METHODS[name].mixes and now.state.work.visits == 0 and training.DIVERGED not in (now.extra or {}):
+        log.warning(
+            "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
+            "host was there; raise --steps or --participation",
+            name,
+        )
     return training.trained(setting, name, now, before)
 
 

@@ -306,6 +306,8 @@ def _setting(
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
+        if all([int(client.classes.sum()) == 1 for client in clients]):
+            log.warning("with label_mask each client can only answer its one class: every model is right untrained")
     return Setting(
         clients=clients,
         shop=shop,
@@ -435,20 +437,29 @@ def _tried(noun: str, function: Callable[..., Any], args: tuple[Tensor, ...], wh
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
-    """Raise an error if a client has a label that is no output of the model."""
+    """Raise an error if a client has a label that is no output of the model, or trains on one that it masks."""
     for i, client in enumerate(clients):
-        y = client.train[1]
-        if y.is_floating_point() or y.dim() != 1:
-            return
-        wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
-        if wrong:
-            raise ValueError(
-                f"client {i}: its labels hold {wrong[0]} and the model has {outputs} outputs; number classes from 0 to "
-                f"{outputs - 1}, or give the model more outputs"
-            )
-        if client.classes is not None and len(client.classes) != outputs:
+        for part, pair in (("", client.train), ("validation ", client.val), ("test ", client.test)):
+            y = torch.empty(0) if pair is None else pair[1]
+            if y.is_floating_point() or y.dim() != 1:
+                continue
+            wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
+            if wrong:
+                raise ValueError(
+                    f"client {i}: its {part}labels hold {wrong[0]} and the model has {outputs} outputs; number classes "
+                    f"from 0 to {outputs - 1}, or give the model more outputs"
+                )
+        if client.classes is None:
+            continue
+        if len(client.classes) != outputs:
             raise ValueError(
                 f"client {i}: classes has {len(client.classes)} values and the model has {outputs} outputs; one each"
+            )
+        y = client.train[1]
+        masked = [] if y.is_floating_point() else [k for k in y.unique().tolist() if k >= 0 and not client.classes[k]]
+        if masked:
+            raise ValueError(
+                f"client {i}: it trains on label {masked[0]}, which its classes leave out; set that to True"
             )
 
 
