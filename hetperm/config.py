@@ -408,6 +408,17 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
+def _spent_before_visits(config: Config) -> str | None:
+    mixes = {config.algorithm, *config.baselines} & {"perm", "perm-two-stage"}  # the methods with such a warm-up
+    warmup = (config.warmup_rounds or 0) * config.local_steps
+    if mixes and config.steps and warmup >= config.steps:
+        return (
+            f"warmup_rounds {config.warmup_rounds} of {config.local_steps} local_steps each take {warmup} steps, and "
+            f"steps is {config.steps}; lower warmup_rounds, leave it out (half of the steps), or raise steps"
+        )
+    return None
+
+
 def _nobody_comes(config: Config) -> str | None:
     expected = config.participation * config.num_clients * config.epochs
     if expected < 1:
@@ -447,6 +458,7 @@ CONTRADICTIONS = (
     _cast_from_double,
     _nobody_comes,
     _there_twice,
+    _spent_before_visits,
     _two_returned_models,
     _nothing_to_descend,
     _never_estimated,

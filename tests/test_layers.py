@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "config": "advice checks texts",
     "profile": "advice checks config randomness",
     "trace": "advice config texts",
-    "mixing": "randomness",
+    "mixing": "randomness texts",
     "device": "mixing params client shards",
     "engine": "device params client shards",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.

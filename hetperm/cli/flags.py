@@ -137,6 +137,8 @@ class _Read(argparse.Action):
         self._read = read
 
     def __call__(self, parser, namespace, words, option_string=None):
+        # Some versions of argparse take "--" out of what was given, and leave an empty list.
+        words = "--" if words == [] and self.nargs is None else words
         try:
             setattr(namespace, self.dest, self._read(words))
         except ValueError as error:

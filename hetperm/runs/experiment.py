@@ -22,7 +22,7 @@ from hetperm.config import Config
 from hetperm.config import read as read_toml
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss
-from hetperm.methods import check_method_tables
+from hetperm.methods import METHODS, check_method_tables
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
@@ -37,6 +37,7 @@ from hetperm.runs.training import Trained
 from hetperm.server.estimate import NEVER, REPORTS
 from hetperm.shards import first, read
 from hetperm.state import State
+from hetperm.texts import shown
 from submodels import WHOLE, Budget
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,9 @@ class Result:
 
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
+        clients = len(self.setting.clients)
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < clients:
+            raise ValueError(f"there is no client {shown(i)}; they are numbered from 0 to {clients - 1}")
         bench = self.setting.shop.at(self.main.widths[i])
         # On one thread, so that the statistics of its norms are those that it was scored with.
         with one_thread():
@@ -148,7 +152,7 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
         on_epoch: called with the method and the row of metrics after every epoch of every method.
         on_start: called once with the setting, before anything is trained.
     """
-    if config.seeds:
+    if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
     name = run_name(config)
@@ -181,9 +185,7 @@ def fit(
             generator of the task, or from torch's own, which is seeded for the task.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
-    config = Config() if config is None else config
-    if not isinstance(config, Config):
-        raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
+    config = _checked(Config() if config is None else config)
     functions = {"loss": loss, "metric": metric, "augment": augment, "on_epoch": on_epoch}
     for name, function in functions.items():
         if not (function is None or callable(function)):
@@ -196,9 +198,9 @@ def fit(
         raise TypeError(f"clients is a {type(clients).__name__}; fit takes a list of hetperm.Client")
     if not clients:
         raise ValueError("there are no clients; give at least one")
-    strange = next((client for client in clients if not isinstance(client, Client)), None)
-    if strange is not None:
-        raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
+    strange = [client for client in clients if not isinstance(client, Client)]
+    if strange:
+        raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
     config = config.override(num_clients=len(clients), dataset=OWN, model=type(model).__name__)
     if config.out is not None:
@@ -215,7 +217,7 @@ def sweep(
 
     A seed with which the algorithm diverges has no result: the aggregate is that of the others, and says so.
     """
-    if not config.seeds:
+    if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
     name = run_name(config)
@@ -258,6 +260,12 @@ def _seed_row(result: Result) -> dict[str, Any]:
     methods = {summary["algorithm"]: summary, **summary["baselines"]}
     figures = {name: method.get("diverged") or method["accuracy"]["mean"] for name, method in methods.items()}
     return {"seed": summary["seed"], **figures}
+
+
+def _checked(config: Any) -> Config:
+    if not isinstance(config, Config):
+        raise TypeError(f"the configuration is a {type(config).__name__}; give a hetperm.Config")
+    return config
 
 
 def run_name(config: Config) -> str:
@@ -383,6 +391,12 @@ def _train(
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
+    if METHODS[name].mixes and now.state.work.visits == 0 and training.DIVERGED not in (now.extra or {}):
+        log.warning(
+            "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
+            "host was there; raise --steps or --participation",
+            name,
+        )
     return training.trained(setting, name, now, before)
 
 

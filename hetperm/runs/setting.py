@@ -435,6 +435,8 @@ def _setting(
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
+        if all([int(client.classes.sum()) == 1 for client in clients]):
+            log.warning("with label_mask each client can only answer its one class: every model is right untrained")
     return Setting(
         clients=clients,
         shop=shop,

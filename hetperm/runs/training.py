@@ -344,7 +344,9 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
-        "the mixing weights": state.alpha is None or _is_mixing(state.alpha, count),
+        "the mixing weights": (is_diverged or not METHODS[method].mixes)
+        if state.alpha is None
+        else _is_mixing(state.alpha, count),
         "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
         "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
