@@ -46,17 +46,7 @@ def _table(exported: Sequence[Any], options: Options) -> Any:
     """What running the files showed, one line for each."""
     from hetperm.report.grid import Grid
 
-    columns = [
-        "client",
-        "tier",
-        "width",
-        "KB",
-        "ms",
-        "largest difference",
-        "of outputs up to",
-        "accuracy",
-        "in the file",
-    ]
+    columns = ["client", "tier", "width", "KB", "ms", "difference", "of at most", "accuracy", "in the file"]
     rows = []
     for one in exported:
         check = one.check

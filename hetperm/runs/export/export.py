@@ -270,7 +270,7 @@ def manifest(subject: Subject, options: Options, file: bytes, verdict: Check) ->
         if prepared is None
         else {
             "peak": prepared.peak,
-            **{key: torch.as_tensor(getattr(prepared, key)).flatten().tolist() for key in ("mean", "std")},
+            **{key: _plain(getattr(prepared, key)) for key in ("mean", "std")},
         },
         "output": {"name": formats.OUTPUT, "dtype": "float32"},
         "class_names": names,
@@ -288,3 +288,8 @@ def manifest(subject: Subject, options: Options, file: bytes, verdict: Check) ->
         "bytes": len(file),
         "sha256": hashlib.sha256(file).hexdigest(),
     }
+
+
+def _plain(figure: float | Tensor) -> list[float]:
+    """The values of a tensor in as many digits as they have."""
+    return [float(f"{value:.7g}") for value in torch.as_tensor(figure).flatten().tolist()]

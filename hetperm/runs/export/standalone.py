@@ -50,9 +50,13 @@ def executorch(path):
     from executorch.runtime import Runtime
 
     portable_lib._unsafe_reset_threadpool(1)
-    with open(path, "rb") as file:
-        method = Runtime.get().load_program(file.read()).load_method("forward")
-    return lambda x: method.execute((torch.from_numpy(x),))[0].numpy()
+    program = Runtime.get().load_program(path)
+    method = program.load_method("forward")
+
+    def run(x, program=program):  # a method needs its program, and does not keep it
+        return method.execute((torch.from_numpy(x),))[0].numpy()
+
+    return run
 
 
 RUNTIMES = {"pt2": torch_export, "onnx": onnxruntime, "executorch": executorch}
