@@ -36,7 +36,7 @@ def check_extra(name: str) -> None:
 
 def converted(subject: Subject, options: Options) -> bytes:
     """The file of a client's model; an error names the operation that stands in the way."""
-    with _silence():
+    with _exporting():
         try:
             return WRITERS[options.format](_program(subject, options), options, subject)
         except Exception as error:  # exporters raise nearly anything
@@ -72,8 +72,8 @@ def culprit(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """A context in which the exporters' warnings and logs are not shown: verification says whether a file is good."""
+def _exporting() -> Iterator[None]:
+    """A context for exporters: without their warnings and logs, because verification says whether a file is good."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -107,8 +107,9 @@ def _exported(module: nn.Module, x: Tensor, options: Options) -> ExportedProgram
 
 
 def _example(subject: Subject, options: Options) -> Tensor:
-    # Of two samples if any number is allowed: torch takes a batch of one for a batch that is always one.
-    rows = torch.zeros(1 if options.batch == "one" else 2, dtype=torch.long)
+    # Of many samples if any number is allowed. Torch takes a batch of one for a batch that is always one, and chooses
+    # other kernels from 16 samples on: with fewer here, ExecuTorch would reserve memory for 15.
+    rows = torch.zeros(1 if options.batch == "one" else LARGEST_BATCH // 2, dtype=torch.long)
     return subject.stored[:1][rows]
 
 
@@ -132,6 +133,7 @@ def _onnx(program: ExportedProgram, options: Options, subject: Subject) -> bytes
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
+        del model.graph.value_info[:]  # shapes of weights that quantize_dynamic turns round; it finds the others anew
         # Unsigned: onnxruntime has no convolution for signed weights.
         quantize_dynamic(model, path, weight_type=QuantType.QUInt8)
         return path.read_bytes()
