@@ -11,10 +11,10 @@ MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test crash fuzz chaos mutants train bench microbench lint clean
+.PHONY: help setup test test-export crash fuzz chaos mutants train bench microbench lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make or repair .venv
 	@command -v "$(PYTHON)" >/dev/null || { \
@@ -23,6 +23,10 @@ setup: ## make or repair .venv
 
 test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
 	$(VENV) -m pytest --numprocesses auto $(ARGS)
+
+test-export: setup ## run the tests of exported files with the extra `export`, in an environment of its own (ARGS go to pytest)
+	$(VENV) scripts/setup_extra.py export
+	.venv-export/bin/python -m pytest tests/test_export.py tests/test_export_formats.py tests/test_export_browser.py $(ARGS)
 
 crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
 	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)
@@ -50,5 +54,5 @@ lint: setup ## check the style
 	$(VENV) -m ruff format --check .
 
 clean: ## remove .venv, build output and caches
-	rm -rf .venv .venv.lock build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv.lock .venv-export build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
 from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, training
 from hetperm.runs.coverage import coverage_of
+from hetperm.runs.export.export import Exported, export_result
+from hetperm.runs.export.options import Options as ExportOptions
 from hetperm.runs.join import Joined
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.server_file import Server
@@ -143,6 +146,15 @@ class Result:
             load_for_evaluation(bench, self.state.deployed[i], self.setting.clients[i])
         # A copy, because the bench is used again for every model of this width.
         return copy.deepcopy(bench.module).eval()
+
+    def export(self, **options: Any) -> list[Exported]:
+        """Write clients' models as files that devices run, each verified on that client's validation data.
+
+        Args:
+            options: those of `hetperm.runs.export.options.Options`, such as ``format="onnx", client=7``; all clients
+                unless `client` or `tier` names some. Files go to `out`, or to exports/ in the run's folder.
+        """
+        return export_result(self, partial(_manifest, self), ExportOptions(**options))
 
 
 def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None) -> Result:

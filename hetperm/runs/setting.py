@@ -15,6 +15,7 @@ from hetperm import data, profile, trace
 from hetperm.client import Client
 from hetperm.config import OWN, Config
 from hetperm.data import Problem
+from hetperm.data.images import Preparation
 from hetperm.device.augment import OWN as OWN_AUGMENT
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, Workshop, logits_of, outputs_of
@@ -63,6 +64,8 @@ class Setting:
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
         presence: who is there in which round.
+        preparation: how stored values became inputs of the model; None if they are inputs as they are.
+        class_names: the name of every class; empty if the data have none.
     """
 
     clients: tuple[Client, ...]
@@ -77,6 +80,8 @@ class Setting:
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
     presence: Presence = EVERYBODY
+    preparation: Preparation | None = None
+    class_names: tuple[str, ...] = ()
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
@@ -179,17 +184,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
     _presence(config)  # called for its error, before the data are read
-    problem = data.load(
-        config.dataset,
-        num_clients=config.num_clients,
-        partition=config.partition,
-        samples_per_client=config.samples_per_client,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        data_dir=config.data_dir,
-        download=config.download,
-        image_size=config.image_size,
-    )
+    problem = problem_of(config)
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = _placed(build(config, sizes), config)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
@@ -210,6 +205,23 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, whole=whole, **step)),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
+        preparation=problem.preparation,
+        class_names=problem.class_names,
+    )
+
+
+def problem_of(config: Config) -> Problem:
+    """The clients' data that a configuration asks for."""
+    return data.load(
+        config.dataset,
+        num_clients=config.num_clients,
+        partition=config.partition,
+        samples_per_client=config.samples_per_client,
+        validation_share=config.validation_share,
+        seed=config.seed,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=config.image_size,
     )
 
 
