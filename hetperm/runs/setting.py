@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from hetperm.config import Config
 from hetperm.data import Problem
 from hetperm.device.bench import Loss, Workshop
 from hetperm.engine.choice import choose
+from hetperm.engine.task import Engine
 from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
 from hetperm.mixing import complexity
@@ -42,6 +43,21 @@ RATES = {"linear": 0.5, "time": 0.3, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
 
 
+class Nodes(Protocol):
+    """Real machines that hold the clients' data (`hetperm.federated`)."""
+
+    def engine(self, setting: "Setting", base: float) -> Engine:
+        """The engine that runs tasks at the nodes; ``base`` is the width of the setting's model in that of the run."""
+
+    def score(
+        self, setting: "Setting", wanted: Sequence[tuple[int, Params, float, str]]
+    ) -> list[tuple[float, float] | None]:
+        """(loss, metric) of (host, model, width, part): on that part of the host's data; None if it is absent."""
+
+    def hand_over(self, setting: "Setting", models: Sequence[Params], widths: Sequence[float], method: str) -> None:
+        """Give every client its personal model, to keep."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What all methods of a run share.
@@ -55,6 +71,7 @@ class Setting:
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
         presence: who is there in which round.
+        nodes: the machines that hold the data; None if this one does. With nodes, `clients` hold as many zeros.
     """
 
     clients: tuple[Client, ...]
@@ -69,6 +86,7 @@ class Setting:
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
     presence: Presence = EVERYBODY
+    nodes: Nodes | None = None
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
@@ -112,7 +130,7 @@ class Setting:
     def macs(self, width: float) -> int:
         """The multiply-adds of the forward pass of one sample at this width."""
         if self.shop.scalable is None:
-            return count(self.shop.full.module, _example(self.shop.full.module, self.clients[0]), batch_size=2).macs
+            return count(self.shop.full.module, example_of(self.shop.full.module, self.clients[0]), batch_size=2).macs
         return self.shop.scalable.cost(width, batch_size=2).macs
 
     def model_widths(self, name: str) -> list[float]:
@@ -171,7 +189,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         image_size=config.image_size,
     )
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
-    model = _placed(build(config, sizes), config)
+    model = placed(build(config, sizes), config)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
     for name in profile.empty_tiers(tiers, assigned):
@@ -182,7 +200,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     shop = Workshop(model, F.cross_entropy, scalable)
     setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
     size = config.batch_size
-    whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
+    whole = count(model, example_of(model, clients[0]), batch_size=size) if scalable is None else None
     if config.start == "nested":
         widths = [client.width for client in setting.clients]
         setting = replace(setting, start=nested_start(setting.slicer, widths, setting.start, seed=config.seed))
@@ -206,7 +224,7 @@ def _tiers_for(
     if not by_budget and all([tiers.tiers[k].width == 1 for k in assigned]):
         return tiers, assigned, None
     remedy = "--capacity-profile homogeneous" + (" --widths-from profile" if by_budget else "")
-    scalable = _scalable(model, problem.clients[0], remedy)
+    scalable = scalable_of(model, problem.clients[0], remedy)
     if by_budget:
         tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
     return tiers, assigned, scalable
@@ -217,12 +235,12 @@ def from_model(
 ) -> Setting:
     """The setting of a run with a user's own model and shards. Every width is a tier."""
     _check_weights(model)
-    kind, model = type(model), _placed(copy.deepcopy(model), config)
+    kind, model = type(model), placed(copy.deepcopy(model), config)
     loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
     _rehearse(model, clients, loss, metric)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
-    scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
+    scalable = scalable_of(model, clients[0], "clients of width 1") if cut else None
     shop = Workshop(model, loss, scalable)
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
@@ -237,7 +255,7 @@ def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cu
         example: a batch of one sample.
         cut: whether some client has a width below 1.
     """
-    model = _placed(model, config)
+    model = placed(model, config)
     weight = next(model.parameters())
     example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
     shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
@@ -260,7 +278,7 @@ def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> N
     check_batch(model, client.n_train)
     if setting.shop.loss is not F.cross_entropy:
         return
-    outputs = _num_outputs(model, _example(model, client))
+    outputs = _num_outputs(model, example_of(model, client))
     for part in ("train", "val", "test"):
         pair = getattr(client, part)
         labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
@@ -277,8 +295,8 @@ def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> N
 def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
     """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
     config = setting.config
-    moved = tuple(_moved(client, device_of(config.device), getattr(torch, config.dtype)) for client in clients)
-    return _masked(moved, setting.shop.full.module)[0] if config.label_mask else moved
+    here = tuple(moved(client, config) for client in clients)
+    return _masked(here, setting.shop.full.module)[0] if config.label_mask else here
 
 
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
@@ -319,18 +337,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _placed(model: nn.Module, config: Config) -> nn.Module:
+def placed(model: nn.Module, config: Config) -> nn.Module:
+    """The model on the device and in the precision of a run."""
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 
-def _scalable(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
+def scalable_of(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
+    """The model, traced so that it can be cut; an error says what to do about one that cannot be."""
     try:
-        return ScalableModel(model, _example(model, client))
+        return ScalableModel(model, example_of(model, client))
     except ValueError as error:
         raise ValueError(f"{error}; a model that cannot be cut needs {remedy}") from error
 
 
-def _example(model: nn.Module, client: Client) -> Tensor:
+def example_of(model: nn.Module, client: Client) -> Tensor:
     """A batch of one sample, on the device and in the precision of the model."""
     example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
     return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
@@ -358,7 +378,7 @@ def _setting(
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
     # After the checks, so that bad input fails before data are copied to a device.
-    clients = tuple(_moved(client, device, getattr(torch, config.dtype)) for client in clients)
+    clients = tuple(moved(client, config) for client in clients)
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
@@ -522,8 +542,9 @@ def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
         yield replace(client, key=key)
 
 
-def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
-    """The client with its shard on the device. Validation and test data are moved later, batch by batch."""
+def moved(client: Client, config: Config) -> Client:
+    """The client with its shard on the device of a run. Validation and test data are moved later, batch by batch."""
+    device, dtype = device_of(config.device), getattr(torch, config.dtype)
     train = tuple(x.to(device, dtype if x.is_floating_point() else None) for x in client.train)
     return replace(client, train=train)
 
