@@ -32,26 +32,26 @@ def load(source: str | None, config: Config, key: int | None) -> Shard:
     if source is None:
         if key is None:
             raise ValueError("which data are this node's? give --data, or --client: its share of the run's data set")
-        problem = _problem(config, config.dataset, config.num_clients, config.partition)
+        problem = _problem(config, config.dataset, config.num_clients, config.partition, config.samples_per_client)
         if not 0 <= key < len(problem.clients):
             raise ValueError(f"client {key} is not one of the {len(problem.clients)} of this run; they count from 0")
         # The group is for reports of simulations only.
         return Shard(replace(problem.clients[key], group=None), problem.num_classes)
     head, _, tail = source.partition(":")
     if head in data.DATASETS:
-        problem = _problem(config, source, 1, "iid")
+        problem = _problem(config, source, 1, "iid", samples=None)  # all of it
         return Shard(replace(problem.clients[0], group=None, key=key), problem.num_classes)
     if not tail:
         raise ValueError(f"--data is {source!r}; give a data set ({', '.join(data.DATASETS)}) or module:function")
     return _of_function(head, tail, key)
 
 
-def _problem(config: Config, name: str, clients: int, partition: str) -> data.Problem:
+def _problem(config: Config, name: str, clients: int, partition: str, samples: int | None) -> data.Problem:
     return data.load(
         name,
         num_clients=clients,
         partition=partition,
-        samples_per_client=config.samples_per_client,
+        samples_per_client=samples,
         validation_share=config.validation_share,
         seed=config.seed,
         data_dir=config.data_dir,
