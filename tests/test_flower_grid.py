@@ -19,6 +19,7 @@ from hetperm.federated import apps, certificates
 from hetperm.federated.deploy import deploy
 from hetperm.federated.options import DeployOptions
 from hetperm.federated.places import node_place, server_place
+from hetperm.runs import files
 from hetperm.runs.setting import from_config
 
 
@@ -105,7 +106,10 @@ def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):
     assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "federation.json").exists()
     assert (tmp_path / "node-0" / "models" / "client_000.safetensors").exists()
     assert not (tmp_path / "run" / "models").exists()
+    assert files.is_whole(tmp_path / "run")
+    assert "<h2>Nodes</h2>" in (tmp_path / "run" / "report.html").read_text()
     apps.run_job(GridPost(grid), config, {**job, "resume": True}, events)
+    assert files.is_whole(tmp_path / "run")
     assert events.read_text().count('"event": "finished"') == 2
 
 

@@ -63,17 +63,21 @@ def _run(post: Post, config: Config, job: dict[str, Any], record: server.Record)
         members = server.gather(post, job["nodes"], wait=options.wait, on_event=record, least=least)
         setting = server.settle(config, members, post, rules, record, job["widths"])
         machines.append(setting.nodes)
+        # Before the report, which shows it, and the checksums, which hold it.
+        setting.nodes.at_end = lambda: record.write(Path(job["out"]), setting.nodes)
         record.tell({"event": "settled", "widths": [client.width for client in setting.clients],
                      "keys": [client.key for client in setting.clients], "about": setting.description})  # fmt: skip
         return setting
 
     def on_epoch(method: str, row: Any) -> None:
         record.tell({"event": "epoch", "method": method, "epoch": row["epoch"], "accuracy": row.get("accuracy_mean")})
-        if machines and config.out is not None:
-            record.write(config.out, machines[0])
 
-    result = experiment.run(config, on_epoch=on_epoch, settle=settle)
-    record.write(result.folder, machines[0])
+    try:
+        result = experiment.run(config, on_epoch=on_epoch, settle=settle)
+    except RuntimeError:
+        if machines and config.out.is_dir():
+            record.write(config.out, machines[0])  # who was missing
+        raise
     record.tell({"event": "finished", "accuracy": result.accuracy, "folder": str(result.folder)})
 
 

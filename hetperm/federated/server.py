@@ -139,6 +139,7 @@ class Machines:
     def __init__(self, mail: Mail, facts: Mapping[str, Any], members: Sequence[Member]):
         self.mail, self.facts, self.members = mail, facts, members
         self.accuracy: dict[int, float] = {}
+        self.at_end: Callable[[], None] = lambda: None  # called when all is done but the report
 
     def engine(self, setting: Setting, base: float) -> Flower:
         """The engine that runs tasks at the nodes."""
@@ -168,6 +169,7 @@ class Machines:
             for i in range(len(models))
         ]
         self.engine(setting, 1.0).hand_over(models, widths, facts)
+        self.at_end()
 
 
 def settle(
