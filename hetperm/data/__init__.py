@@ -184,14 +184,14 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         clients,
         in_channels=train.x.shape[1],
         num_classes=source.num_classes,
-        image_size=wanted.image_size or _image_size(train.x.shape),
+        image_size=wanted.image_size or image_size_of(train.x.shape),
         name=wanted.name,
         preparation=images.Preparation(source.peak, source.mean, source.std),
         class_names=source.names,
     )
 
 
-def _image_size(shape: tuple[int, ...]) -> int | tuple[int, ...] | None:
+def image_size_of(shape: tuple[int, ...]) -> int | tuple[int, ...] | None:
     """The `image_size` of a problem, from (n, channels, ...), the shape of its samples."""
     sides = tuple(shape[2:])
     return (sides[0] if _square(sides) else sides) or None

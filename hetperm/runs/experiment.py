@@ -157,19 +157,26 @@ class Result:
         return export_result(self, partial(_manifest, self), ExportOptions(**options))
 
 
-def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None) -> Result:
+def run(
+    config: Config,
+    *,
+    on_epoch: OnEpoch | None = None,
+    on_start: OnStart | None = None,
+    settle: Callable[[Config], Setting] | None = None,
+) -> Result:
     """Run once, with one seed, and write everything to the run folder.
 
     Args:
         on_epoch: called with the method and the row of metrics after every epoch of every method.
         on_start: called once with the setting, before anything is trained.
+        settle: makes the setting; from the configuration unless given.
     """
     if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
-    setting = from_config(config)
+    setting = (settle or from_config)(config)
     with _opened(setting.config, name) as folder:
         return _execute(setting, folder, on_epoch, on_start)
 
@@ -344,7 +351,10 @@ def _execute(
             return result
         _write_profile(setting, folder)
         _write(result)
-        _save_models(result)
+        if setting.nodes is None:
+            _save_models(result)
+        else:  # statistics of norms are of private data: only the devices have whole models
+            setting.nodes.hand_over(setting, main.state.deployed, main.widths, main.method)
         server = _server(result)
         if server is not None:
             server_file.save(folder, server)
