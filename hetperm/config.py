@@ -83,25 +83,28 @@ class Config:
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
-    (numpy arrays x, y and perhaps user, split: windows of sensors, images or vectors)."""
+    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH (FEMNIST,
+    Shakespeare, or a JSON file {role: text}), or npz:PATH (numpy arrays x, y and perhaps user, split: windows of
+    sensors, images or vectors)."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
     """Fetch the data set if it is missing."""
     partition: str = "label-shift:2"
     """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, or natural: every user
-    of npz:PATH or writer of leaf:PATH is a client (of an npz user, the last quarter of a class is for testing)."""
+    of npz:PATH or leaf:PATH is a client (the last quarter of an npz user's class, or of a text, is for testing)."""
     num_clients: Annotated[int, whole(1, 100_000)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
     """Training samples of a client, n_i; None: all there are, divided."""
     validation_share: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
     """Share of the data outside the test pool that is kept for validation."""
+    max_test_samples: Annotated[int | None, whole(1)] = None
+    """Most samples that a client is scored on, of its test data and of its validation data; None: all."""
     image_size: Annotated[int | None, whole(1, 4096)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
-    """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
+    """logistic, mlp, cnn, har-cnn (windows), char-lstm (texts), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
     """Options of the model's constructor, such as bias = false; only in a file."""
     label_mask: bool = False

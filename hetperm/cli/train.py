@@ -14,7 +14,7 @@ TOPICS = {
     "devices": ("capacity_profile", "widths_from", "num_clients", "participation"),
     "data": (
         *("dataset", "data_dir", "download", "partition", "samples_per_client", "validation_share", "image_size"),
-        "label_mask",
+        *("max_test_samples", "label_mask"),
     ),
     "model": ("model", "start", "personal_width", "extraction", "nested"),
     "training": (

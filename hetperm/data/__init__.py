@@ -6,7 +6,7 @@ data are made from the validation pool in the same way. Where every client is a 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
+from hetperm.randomness import generator_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,10 @@ class Problem:
     """Clients with their data, and the inputs and outputs that a model for them must have.
 
     Attributes:
-        in_channels: channels of an image or window, or the number of features if ``image_size`` is None.
-        image_size: side of square images, (height, width) of others, (length,) of windows; None if inputs are vectors.
+        in_channels: channels of an image or window, the number of symbols of a text, or that of features if
+            ``image_size`` is None.
+        image_size: side of square images, (height, width) of others, (length,) of windows and texts; None if inputs are
+            vectors.
     """
 
     clients: tuple[Client, ...]
@@ -67,6 +70,7 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = False,
     image_size: int | None = None,
+    max_test_samples: int | None = None,
 ) -> Problem:
     """A data set divided among clients; the seed decides everything that is drawn.
 
@@ -82,6 +86,8 @@ def load(
             last quarter of each user's samples of a class are for testing (see `npz.by_position`).
         data_dir: folder in torchvision's layout, ``data`` unless given; written to only with ``download``.
         image_size: side to resize images to.
+        max_test_samples: most samples that a client is scored on, of its test data and of its validation data, drawn
+            anew by the seed; None: all.
 
     Example:
         >>> problem = load("digits", num_clients=4, partition="label-shift:2", seed=0)
@@ -90,12 +96,31 @@ def load(
     """
     make = _maker(name)
     samples = None if samples_per_client == "all" else samples_per_client
-    for label, value in (("num_clients", num_clients), ("samples_per_client", samples), ("image_size", image_size)):
+    numbers = {"samples_per_client": samples, "image_size": image_size, "max_test_samples": max_test_samples}
+    for label, value in {"num_clients": num_clients, **numbers}.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
     if not 0 <= validation_share < 1:
         raise ValueError(f"validation_share {validation_share} is outside [0, 1)")
-    return make(Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size))
+    problem = make(
+        Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size)
+    )
+    if max_test_samples is None:
+        return problem
+    fewer = [_fewer(client, i, max_test_samples, seed) for i, client in enumerate(problem.clients)]
+    return replace(problem, clients=tuple(fewer))
+
+
+def _fewer(client: Client, i: int, most: int, seed: int) -> Client:
+    """The client at position i with at most so many of its test and of its validation samples."""
+
+    def some(part: str, pair: Pair | None) -> Pair | None:
+        if pair is None or len(pair[1]) <= most:
+            return pair
+        rows = torch.randperm(len(pair[1]), generator=generator_for(seed, "scored", part, i))[:most].sort().values
+        return View(pair.pool, pair.rows[rows]) if isinstance(pair, View) else View(pair, rows)
+
+    return replace(client, val=some("val", client.val), test=some("test", client.test))
 
 
 def _maker(name: str) -> Callable[[Wanted], Problem]:
@@ -136,7 +161,7 @@ def _imagefolder(wanted: Wanted) -> Problem:
 
 
 def _leaf(wanted: Wanted) -> Problem:
-    return _images(lambda *_: leaf.read(_path(wanted.name)), wanted)
+    return _images(lambda *_: leaf.read(_path(wanted.name), validation_share=wanted.validation_share), wanted)
 
 
 def _npz(wanted: Wanted) -> Problem:
@@ -152,7 +177,7 @@ def _path(name: str) -> Path:
 def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     """The samples that ``read(data_dir, download)`` gives, divided among clients."""
     source = read(wanted.data_dir, wanted.download)
-    _check_sides(wanted, source.images.x.shape)
+    _check_sides(wanted, source)
     if wanted.partition is None and source.images.writer is None:
         raise ValueError(
             f"{wanted.name} does not come divided among clients; name a partition, such as 'label-shift:2'"
@@ -173,11 +198,13 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
         raise ValueError(f"{wanted.name}: no client has test samples to be scored on; add some to those it trains on")
+    # A text is a window whose channels are the symbols: each position is one of them.
+    shape = train.x.shape if source.symbols is None else (len(train), source.symbols, train.x.shape[1])
     return Problem(
         clients,
-        in_channels=train.x.shape[1],
+        in_channels=shape[1],
         num_classes=source.num_classes,
-        image_size=wanted.image_size or _image_size(train.x.shape),
+        image_size=wanted.image_size or _image_size(shape),
         name=wanted.name,
     )
 
@@ -192,10 +219,10 @@ def _square(sides: tuple[int, ...]) -> bool:
     return len(sides) == 2 and sides[0] == sides[1]
 
 
-def _check_sides(wanted: Wanted, shape: tuple[int, ...]) -> None:
+def _check_sides(wanted: Wanted, source: images.Source) -> None:
     """Raise an error if samples (n, channels, ...) are to be resized or turned and cannot be."""
-    turned = (wanted.partition or "").startswith("rotation")
-    kind = {2: "vectors", 3: "windows"}.get(len(shape))
+    shape, turned = source.images.x.shape, (wanted.partition or "").startswith("rotation")
+    kind = {2: "vectors", 3: "windows"}.get(len(shape)) if source.symbols is None else "texts"
     if kind and wanted.image_size is not None:
         raise ValueError(f"{wanted.name} consists of {kind}; image_size {wanted.image_size} has no meaning for it")
     if kind and turned:

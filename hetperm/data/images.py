@@ -22,9 +22,9 @@ DIGITS = 7  # of the mean and deviation of measurements: as many as a float32 ha
 
 
 class Undecoded(Protocol):
-    """Images that are not in memory yet; ``shape`` is (n, channels, height, width)."""
+    """Images that are not in memory yet; ``shape`` is (n, channels, height, width), or (n, length) of texts."""
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
 
     def __getitem__(self, rows: Tensor) -> "Undecoded": ...
 
@@ -33,10 +33,11 @@ class Undecoded(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images, windows or vectors, and their classes.
+    """Images, windows, vectors or texts, and their classes.
 
     Attributes:
-        x: (n, channels, height, width), as stored; windows are (n, channels, length) and vectors (n, features).
+        x: (n, channels, height, width), as stored; windows are (n, channels, length), vectors (n, features) and texts
+            (n, length).
         y: (n,) int64 classes.
         writer: (n,) int64, whom each of them comes from; None if the set does not say.
     """
@@ -70,6 +71,7 @@ class Source:
         strata: (n,) a label for each of `images`: validation and test images are taken from every label in proportion;
             None if they are taken from the whole.
         test_share: of `images` that becomes the test pool if `test` is None.
+        symbols: of texts, the number of different characters, which inputs count from 0; None if inputs are measured.
     """
 
     images: Images
@@ -81,6 +83,7 @@ class Source:
     val: Images | None = None
     strata: Tensor | None = None
     test_share: float = TEST_SHARE
+    symbols: int | None = None
 
 
 def digits(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -219,7 +222,7 @@ def measured(source: Source, train: Images) -> Source:
 
     Some images are enough, because each has many pixels. Of windows and vectors, all are measured.
     """
-    if source.mean is not None:
+    if source.mean is not None or source.symbols is not None:
         return source
     shape = train.x.shape
     images = len(shape) == 4
@@ -245,11 +248,15 @@ def _per_channel(values: list[float] | tuple[float, ...], axes: int = 4) -> Tens
 def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees: float = 0.0) -> Tensor:
     """float32 inputs of a model: images resized and rotated, then all shifted and scaled to mean 0 and variance 1.
 
+    Characters of texts stay the whole numbers that they are.
+
     Args:
         x: (n, channels, ...) as stored.
         image_size: side to resize to; None keeps the size.
         degrees: turned by this much, counter-clockwise.
     """
+    if source.symbols is not None:
+        return x
     x = x.float() / source.peak
     if image_size is not None and tuple(x.shape[-2:]) != (image_size, image_size):
         x = F.interpolate(x, size=(image_size, image_size), mode="bilinear", antialias=True, align_corners=False)

@@ -165,6 +165,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         data_dir=config.data_dir,
         download=config.download,
         image_size=config.image_size,
+        max_test_samples=config.max_test_samples,
     )
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = _placed(build(config, sizes), config)
