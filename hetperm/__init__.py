@@ -15,6 +15,11 @@ _HOME = {
     "Result": "runs.experiment",
     "Client": "client",
     "load_client": "runs.client_models",
+    "Metric": "metrics",
+    "register_algorithm": "registry",
+    "register_dataset": "registry",
+    "register_model": "registry",
+    "register_metric": "registry",
 }
 _MODULES = {
     "mixing": "mixing",

@@ -397,6 +397,8 @@ def test_the_table_prices_the_tiers_that_have_clients(small):
     priced = []
 
     class Watched:
+        axis_map = small.axis_map
+
         def cost(self, width, *rest):
             priced.append(width)
             return small.cost(width, *rest)

@@ -29,6 +29,9 @@ class Problem:
             ``image_size`` is None.
         image_size: side of square images, (height, width) of others, (length,) of windows and texts; None if inputs are
             vectors.
+        num_classes: outputs of the model.
+        loss: (outputs, labels) -> mean loss of a batch; None: cross-entropy.
+        metric: the name of what models are scored by, unless the configuration names another.
     """
 
     clients: tuple[Client, ...]
@@ -36,6 +39,8 @@ class Problem:
     num_classes: int
     image_size: int | tuple[int, ...] | None
     name: str
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    metric: str = "accuracy"
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -57,6 +62,11 @@ class Wanted:
     data_dir: str | Path | None
     download: bool
     image_size: int | None
+
+    @property
+    def path(self) -> Path:
+        """The path in a name such as ``npz:PATH``."""
+        return Path(self.name.partition(":")[2]).expanduser()
 
 
 def load(
@@ -157,21 +167,17 @@ def _digit_pairs(wanted: Wanted) -> Problem:
 
 def _imagefolder(wanted: Wanted) -> Problem:
     # The folder is part of the name: data_dir and download have no meaning here, or for LEAF.
-    return _images(lambda *_: folder.read(_path(wanted.name), wanted.image_size), wanted)
+    return _images(lambda *_: folder.read(wanted.path, wanted.image_size), wanted)
 
 
 def _leaf(wanted: Wanted) -> Problem:
-    return _images(lambda *_: leaf.read(_path(wanted.name), validation_share=wanted.validation_share), wanted)
+    return _images(lambda *_: leaf.read(wanted.path, validation_share=wanted.validation_share), wanted)
 
 
 def _npz(wanted: Wanted) -> Problem:
     natural = wanted.partition is None or wanted.partition in NATURAL
-    source = npz.read(_path(wanted.name), natural=natural, validation_share=wanted.validation_share)
+    source = npz.read(wanted.path, natural=natural, validation_share=wanted.validation_share)
     return _images(lambda *_: source, wanted)
-
-
-def _path(name: str) -> Path:
-    return Path(name.partition(":")[2]).expanduser()
 
 
 def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
@@ -272,7 +278,7 @@ class Views:
         return pool if len(rows) == len(pool[1]) else View(pool, rows)
 
 
-WITH_PATH = ("imagefolder", "leaf", "npz")  # written with what they are read from: imagefolder:PATH
+WITH_PATH = {"imagefolder", "leaf", "npz"}  # written with what they are read from: imagefolder:PATH
 NATURAL = ("natural", "writer")  # partitions that make a client of every user
 
 DATASETS = {

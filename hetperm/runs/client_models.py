@@ -14,6 +14,7 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from hetperm import __version__
+from hetperm.plugins import load_installed
 from hetperm.runs import files
 from hetperm.texts import shown
 from submodels import IndexSet, ScalableModel, zoo
@@ -222,6 +223,7 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
         )
     sizes = {key: architecture[key] for key in _SIZES}
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
+    load_installed()
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced by those of the file
         return zoo.build(architecture["name"], **sizes, **options)
 

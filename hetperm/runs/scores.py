@@ -10,7 +10,7 @@ from hetperm.runs.evaluate import evaluate, summarise
 from hetperm.runs.setting import Setting
 from submodels.norms import recalibrate
 
-Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracies and losses, one per client
+Scores = tuple[tuple[float, ...], tuple[float, ...]]  # of the metric and losses, one per client
 
 
 def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> None:
@@ -21,13 +21,13 @@ def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> Non
 
 
 def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own data; nan for a client that has none.
+    """(scores, losses) of every client's model on its own data; nan for a client that has none.
 
     Args:
         part: "val" or "test".
         where: the moment of the run, for errors, such as "after epoch 3".
     """
-    accuracies, losses = [], []
+    scores, losses = [], []
     for i, (client, params, width) in enumerate(zip(setting.clients, models, widths, strict=True)):
         pair = getattr(client, part)
         loss = metric = math.nan
@@ -40,24 +40,26 @@ def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], p
                 loss=lambda out, y, classes=client.classes: setting.shop.loss(masked(out, classes), y),
                 metric=lambda out, y, classes=client.classes: setting.metric(masked(out, classes), y),
             )
+            metric = setting.metric.of_client(metric)
             if not (math.isfinite(loss) and math.isfinite(metric)):
-                figures = f"{part} loss {loss:g}, metric {metric:g} (width {width:g})"
+                figures = f"{part} loss {loss:g}, {setting.metric.name} {metric:g} (width {width:g})"
                 raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
-        accuracies.append(metric)
+        scores.append(metric)
         losses.append(loss)
-    return tuple(accuracies), tuple(losses)
+    return tuple(scores), tuple(losses)
 
 
-def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
-    """The figures of accuracy and loss over the clients that were scored."""
+def figures(setting: Setting, scores: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The figures of the metric, by its name, and of the loss over the clients that were scored."""
+    metric = setting.metric
     scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
     n = [setting.clients[i].n_train for i in scored]
     if not scored:
         # The columns of a table must not depend on whether there are test data.
         blank = dict.fromkeys(summarise([0.0], [1]), math.nan)
-        return {"accuracy": blank, "loss": blank}
+        return {metric.name: blank, "loss": blank}
     return {
-        "accuracy": summarise([accuracies[i] for i in scored], n),
+        metric.name: summarise([scores[i] for i in scored], n, largest_is_worst=metric.lower_is_better),
         "loss": summarise([losses[i] for i in scored], n, largest_is_worst=True),
     }
 

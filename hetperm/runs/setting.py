@@ -13,17 +13,18 @@ from torch.nn import functional as F
 
 from hetperm import data, profile
 from hetperm.client import Client
-from hetperm.config import Config
+from hetperm.config import OWN, Config
 from hetperm.data import Problem
 from hetperm.device.bench import Loss, Workshop
 from hetperm.engine.choice import choose
 from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
+from hetperm.metrics import ACCURACY, Metric, metric_of
 from hetperm.mixing import complexity
 from hetperm.params import Params
+from hetperm.plugins import load_installed
 from hetperm.profile import Profile
 from hetperm.randomness import seed_for
-from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.slicer import Slicer
@@ -34,10 +35,9 @@ from submodels.norms import check_batch, has_batch_norm
 
 log = logging.getLogger(__name__)
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
-OWN = "own"  # the name of the data set in `fit`
-# Step sizes of the global model: of linear layers only, with convolutions over time, and of all others.
-RATES = {"linear": 0.5, "time": 0.3, "other": 0.1}
+# Step sizes of the global model: of linear layers only, with convolutions over time, with recurrent layers, and of all
+# others.
+RATES = {"linear": 0.5, "time": 0.3, "recurrent": 2.0, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
 
 
@@ -154,6 +154,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         config: the configuration.
         tiers: the capacity profile; the one that the configuration names unless given.
     """
+    load_installed()
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
     problem = data.load(
         config.dataset,
@@ -169,6 +170,9 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     )
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = _placed(build(config, sizes), config)
+    loss, metric = problem.loss or F.cross_entropy, metric_of(config.metric or problem.metric)
+    remedy = f"{problem.name} does not go with --model {config.model} and --metric {metric.name}; change one of them"
+    _rehearse(model, problem.clients, loss, metric, remedy=remedy)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
     for name in profile.empty_tiers(tiers, assigned):
@@ -176,8 +180,8 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
         log.warning("%s", untrained)
-    shop = Workshop(model, F.cross_entropy, scalable)
-    setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
+    shop = Workshop(model, loss, scalable)
+    setting = _setting(shop, clients, config, metric, [tiers.tiers[k].name for k in assigned], problem.name)
     size = config.batch_size
     whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
     if config.start == "nested":
@@ -215,7 +219,7 @@ def from_model(
     """The setting of a run with a user's own model and shards. Every width is a tier."""
     _check_weights(model)
     kind, model = type(model), _placed(copy.deepcopy(model), config)
-    loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
+    loss, metric = F.cross_entropy if loss is None else loss, metric_of(metric or config.metric or ACCURACY)
     _rehearse(model, clients, loss, metric)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
@@ -289,6 +293,9 @@ def with_rates(config: Config, model: nn.Module) -> Config:
     kind = "linear" if all([isinstance(part, nn.Linear) for part in trained]) else "other"
     if kind == "other" and all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
         kind = "time"
+    recurrent = [isinstance(part, nn.RNNBase) for part in trained]
+    if any(recurrent) and all([isinstance(part, nn.Linear | nn.Embedding | nn.RNNBase) for part in trained]):
+        kind = "recurrent"  # gates saturate, and a symbol's embedding learns only where the symbol is
     global_lr = config.global_lr or RATES[kind]
     return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
 
@@ -396,10 +403,16 @@ def _check_weights(model: nn.Module) -> None:
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
 
 
-def _rehearse(model: nn.Module, clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
-    """Call a user's model, loss and metric on two samples, so that what does not fit fails before training.
+FIT = "give fit one that takes them"
+
+
+def _rehearse(model: nn.Module, clients: Sequence[Client], loss: Loss, metric: Metric, *, remedy: str = FIT) -> None:
+    """Call the model, loss and metric on two samples, so that what does not fit fails before training.
 
     The model is left as it was, and no random number is drawn from the global generator.
+
+    Args:
+        remedy: the end of the error's sentence.
     """
     weight = next(model.parameters(), torch.empty(0))
     x, y = (one[:2] for one in clients[0].train)
@@ -407,32 +420,33 @@ def _rehearse(model: nn.Module, clients: Sequence[Client], loss: Loss, metric: M
     modes = [(part, part.training) for part in model.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
-            outputs = _tried("model", model.eval(), (x,), f"inputs of shape {tuple(x.shape)} and type {x.dtype}")
+            inputs = f"inputs of shape {tuple(x.shape)} and type {x.dtype}"
+            outputs = _tried("model", model.eval(), (x,), inputs, remedy)
             if not isinstance(outputs, Tensor):
                 raise ValueError(f"the model returns a {type(outputs).__name__}; it must return a tensor")
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
-            value = _tried("loss", loss, (outputs, y), pair)
+            value = _tried("loss", loss, (outputs, y), pair, remedy)
             learns = any(p.requires_grad for p in model.parameters())
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
-            score = _tried("metric", metric, (outputs.detach(), y), pair)
+            score = _tried("metric", metric, (outputs.detach(), y), pair, remedy)
             if not isinstance(score, Tensor | int | float):
-                raise ValueError(f"the metric gives {shown(score)}; it must be one number, larger if better")
+                raise ValueError(f"the metric gives {shown(score)}; it must be one number")
     finally:
         for part, training in modes:
             part.training = training
 
 
-def _tried(noun: str, function: Callable[..., Any], args: tuple[Tensor, ...], what: str) -> Any:
+def _tried(noun: str, function: Callable[..., Any], args: tuple[Tensor, ...], what: str, remedy: str) -> Any:
     """What a user's function returns; an error says on what it failed."""
     try:
         return function(*args)
     except Exception as error:  # a user's code can raise anything
         reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the {noun} fails on {what} ({reason}); give fit one that takes them") from error
+        raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
