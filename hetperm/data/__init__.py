@@ -32,6 +32,7 @@ class Problem:
         num_classes: outputs of the model.
         loss: (outputs, labels) -> mean loss of a batch; None: cross-entropy.
         metric: the name of what models are scored by, unless the configuration names another.
+        partition: how the data were divided among clients, for reports; None if they came divided.
     """
 
     clients: tuple[Client, ...]
@@ -41,6 +42,7 @@ class Problem:
     name: str
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     metric: str = "accuracy"
+    partition: str | None = None
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -157,7 +159,8 @@ def _synthetic(wanted: Wanted) -> Problem:
     samples = synthetic.SAMPLES if wanted.samples is None else wanted.samples
     validation = images.share_of(wanted.validation_share, samples)
     clients = synthetic.clients(wanted.num_clients, seed=wanted.seed, samples=samples, validation=validation)
-    return Problem(clients, in_channels=synthetic.DIMENSION, num_classes=2, image_size=None, name=name)
+    sizes = {"in_channels": synthetic.DIMENSION, "num_classes": 2, "image_size": None}
+    return Problem(clients, **sizes, name=name, partition="label-shift:2")
 
 
 def _digit_pairs(wanted: Wanted) -> Problem:
@@ -212,6 +215,7 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         num_classes=source.num_classes,
         image_size=wanted.image_size or _image_size(shape),
         name=wanted.name,
+        partition=wanted.partition or "natural",
     )
 
 

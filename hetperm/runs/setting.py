@@ -53,6 +53,7 @@ class Setting:
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
+        partition: how the data were divided among clients; None if they came divided.
     """
 
     clients: tuple[Client, ...]
@@ -66,6 +67,7 @@ class Setting:
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    partition: str | None = None
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
@@ -95,7 +97,7 @@ class Setting:
         config, size = self.config, self.num_params(1.0)
         data, model = self.dataset, type(self.shop.full.module).__name__
         if self.dataset != OWN:
-            data, model = f"{data} {config.partition}", zoo.resolve(config.model)
+            data, model = f"{data} {self.partition or ''}".strip(), zoo.resolve(config.model)
         widths = sorted({client.width for client in self.clients}, reverse=True)
         sizes = "" if widths == [1.0] else f", trained at widths {', '.join(f'{width:g}' for width in widths)}"
         return f"{data}; {model} with {size:,} parameters{sizes}; {config.dtype} on {config.device}"
@@ -191,6 +193,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
+        partition=problem.partition,
     )
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms import perm
-from hetperm.config import OWN
 from hetperm.report.contents import ACCURACY, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
@@ -28,7 +27,7 @@ def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
         metric=setting.metric.name,
         better=setting.metric.better,
         model=setting.architecture.get("name", setting.architecture.get("class")),
-        partition=None if setting.dataset == OWN else setting.config.partition,
+        partition=setting.partition,
         seed=setting.config.seed,
         epochs=setting.config.epochs,
         capacity_profile=setting.config.capacity_profile if setting.profile else None,
