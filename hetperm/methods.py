@@ -3,7 +3,7 @@
 `hetperm.register_algorithm` adds to `METHODS` what comes from outside.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
@@ -183,7 +183,7 @@ def _checked(method: str, name: str, value: Any) -> Any:
 
 def _number(value: Any) -> bool:
     # A bool is an int in Python, and `lr = true` is surely a mistake.
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {

@@ -14,27 +14,29 @@ MAY_IMPORT = {
     "texts": "",
     "memory": "",
     "checks": "advice texts",
-    "client": "texts",
+    "shards": "",
+    "client": "shards texts",
     "randomness": "",
     "params": "",
     "state": "params",
     "plugins": "texts",
     "config": "advice checks plugins texts",
     "profile": "advice checks config randomness",
-    "mixing": "randomness",
-    "device": "mixing params client",
-    "engine": "device params client",
+    "trace": "advice config texts",
+    "mixing": "randomness texts",
+    "device": "mixing params client shards",
+    "engine": "device params client shards",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
-    "server": "engine.task device mixing params state client randomness",
+    "server": "engine.task device mixing params state client shards randomness",
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
     "metrics": "advice texts",
-    "data": "client randomness advice memory",
+    "data": "client shards randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
-    "runs": "report data metrics methods algorithms server engine device mixing params state client randomness profile "
-    "config plugins checks advice texts memory",
-    "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
-    "config checks advice texts",
+    "runs": "report data metrics methods algorithms server engine device mixing params state client shards randomness "
+    "profile trace config plugins checks advice texts memory",
+    "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
+    "profile config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
     "profile config checks advice texts",
     # What others register, in every room that has names; nothing of ours imports it but by a public name of hetperm.

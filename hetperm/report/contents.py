@@ -87,6 +87,23 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Attendance:
+    """How often clients were away, where they may be.
+
+    Attributes:
+        asked: how often a client was asked for something, on average.
+        absent: how often it was away then, on average.
+        most: the largest share of times that a client was away.
+        missed_steps: mini-batch gradients that a client did not compute because of that, on average.
+    """
+
+    asked: float | None = None
+    absent: float | None = None
+    most: float | None = None
+    missed_steps: float | None = None
+
+
+@dataclass(frozen=True)
 class Method:
     """The figures of one method; `alpha` is None if it has no mixing weights.
 
@@ -102,6 +119,7 @@ class Method:
     alpha: Mixing | None = None
     cost: Cost = Cost()
     diverged: str | None = None
+    attendance: Attendance | None = None
 
     @classmethod
     def from_json(cls, content: Row, name: str = "", *, metric: str = ACCURACY) -> "Method":
@@ -121,6 +139,7 @@ class Method:
             alpha=None if content.get("alpha") is None else part(Mixing, *of("alpha")),
             cost=part(Cost, *of("cost")),
             diverged=_or_none(word, content.get("diverged"), f"{name}diverged"),
+            attendance=None if content.get("attendance") is None else part(Attendance, *of("attendance")),
         )
 
     def to_json(self, metric: str = ACCURACY) -> dict[str, Any]:
@@ -132,6 +151,7 @@ class Method:
             "tiers": {name: {metric if key == "score" else key: x for key, x in tiers[name].items()} for name in tiers},
             "alpha": None if self.alpha is None else dict(vars(self.alpha)),
             "cost": dict(vars(self.cost)),
+            **({} if self.attendance is None else {"attendance": dict(vars(self.attendance))}),
             **({} if self.diverged is None else {"diverged": self.diverged}),
         }
 

@@ -55,7 +55,8 @@ def _template() -> Template:
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "metric better methods gains tiers mixing profile resources several seeds seed_pages clients epochs config".split()
+    "metric better methods gains attendance tiers mixing profile resources several seeds seed_pages clients epochs "
+    "config".split()
 )
 
 
@@ -71,6 +72,7 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "better": summary.better,
         "methods": tables.closing_grid(summary),
         "gains": tables.paired_lines(summary),
+        "attendance": tables.attendance_lines(summary),
         "tiers": tables.tier_grid(summary, clients) if summary.tier_names else None,
         "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,

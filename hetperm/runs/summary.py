@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms import perm
-from hetperm.report.contents import ACCURACY, Cost, Figures, Method, Mixing, Summary, Tier
+from hetperm.report.contents import ACCURACY, Attendance, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
-from hetperm.state import State
+from hetperm.state import State, Work
 
 
 def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
@@ -55,8 +55,22 @@ def _method(trained: Trained) -> Method:
         loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
         alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha, _share(trained.state)),
-        cost=Cost(**vars(trained.state.work)),
+        cost=Cost(**trained.state.work.figures),
+        attendance=attendance_of(trained.state.work),
         diverged=trained.diverged or None,
+    )
+
+
+def attendance_of(work: Work) -> Attendance | None:
+    """How often clients were away; None if nobody could be."""
+    if not work.asked:
+        return None
+    shares = [away / asked for away, asked in zip(work.absent, work.asked, strict=True) if asked]
+    return Attendance(
+        asked=sum(work.asked) / len(work.asked),
+        absent=sum(work.absent) / len(work.asked),
+        most=max(shares, default=0.0),
+        missed_steps=work.missed / len(work.asked),
     )
 
 
@@ -80,7 +94,7 @@ def mixing_of(setting: Setting, alpha: Tensor | None, share: float | None = None
 
 def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dict[str, Any]]:
     """Yield the rows of clients.csv, one per client."""
-    setting, alpha = main.setting, main.state.alpha
+    setting, alpha, work = main.setting, main.state.alpha, main.state.work
     metric = setting.metric.name
     partners = [None] * len(setting.clients) if alpha is None else mixing.effective_partners(alpha).tolist()
     for i, client in enumerate(setting.clients):
@@ -95,6 +109,7 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
             metric: main.score[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
+            **({"asked": work.asked[i], "absent": work.absent[i]} if work.asked else {}),
             **{f"{metric}_{name}": rival.score[i] for name, rival in baselines.items()},
         }
 
