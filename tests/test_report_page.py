@@ -103,8 +103,8 @@ def test_the_page_of_a_run_has_everything_in_order(tmp_path):
     page = Page(render(write_run(tmp_path / "run")))
     assert page.said("h1", "title") == ["perm on digits"] * 2
     assert page.said("p")[0] == (
-        "perm against local and fedavg-ft: data digits (label-shift:2), 6 clients, model mlp, capacity profile mobile, "
-        "2 epochs, seed 0."
+        "perm against local and fedavg-ft: data digits (label-shift:2), 6 clients, model zoo:mlp, capacity profile "
+        "mobile, 2 epochs, seed 0."
     )
     assert page.said("h2", "summary") == [
         "All methods",
@@ -235,7 +235,8 @@ def test_what_a_folder_does_not_hold_is_left_out(tmp_path):
     page = Page(render(tmp_path))
     assert page.said("h2", "summary") == ["All methods", "Accuracy by tier", "Who learns from whom"]
     assert page.said("p")[0] == (
-        "perm against local and fedavg-ft: data digits, 6 clients, capacity profile mobile, 2 epochs, seed 0."
+        "perm against local and fedavg-ft: data digits (label-shift:2), 6 clients, model zoo:mlp, capacity profile "
+        "mobile, 2 epochs, seed 0."
     )
     assert "if all weights were equal" not in page.said("li")[0]
     bare = {key: value for key, value in single().items() if key not in ("tiers", "alpha", "baselines", "seed")}

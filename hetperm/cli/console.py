@@ -54,6 +54,8 @@ def show(summary: Mapping[str, Any], results: Sequence[Any]) -> None:
 class Bar:
     """A progress bar, called after every epoch with the method and its metrics; it appears once work begins."""
 
+    metric = "accuracy"  # what it shows beside the method; the setting of a run tells
+
     def __init__(self, method: str, total: int):
         from rich import progress as bars
         from rich.console import Console
@@ -85,8 +87,8 @@ class Bar:
 
     def __call__(self, method: str, row: Mapping[str, Any]) -> None:
         self.start()
-        accuracy = row.get("tail_accuracy_mean", row.get("accuracy_mean", math.nan))
-        description = method if math.isnan(accuracy) else f"{method} {accuracy:.3f}"
+        score = row.get(f"tail_{self.metric}_mean", row.get(f"{self.metric}_mean", math.nan))
+        description = method if math.isnan(score) else f"{method} {score:.3f}"
         last_method, last_epoch = self._last
         # A resumed method reports all its earlier epochs at once. Another method, or the same with an epoch that is not
         # larger (the next seed), starts from zero.

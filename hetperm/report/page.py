@@ -27,6 +27,7 @@ from hetperm.report.contents import (
 )
 
 NAME = "report.html"
+OWN = "own"  # the data set of `fit`
 
 
 def render(folder: Path | str) -> str:
@@ -36,7 +37,7 @@ def render(folder: Path | str) -> str:
     """
     folder = Path(folder)
     contents = read(folder)
-    parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents.images))}
+    parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents))}
     if contents.summary is not None:
         # Last, so that the title of a run wins over that of a benchmark in the same folder.
         parts |= _run_parts(contents) | {"seed_pages": _seed_pages(folder, contents.summary)}
@@ -54,18 +55,21 @@ def _template() -> Template:
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "methods gains attendance tiers mixing profile resources several seeds seed_pages clients nodes epochs "
-    "config".split()
+    "metric better methods gains attendance tiers mixing profile resources several seeds seed_pages clients nodes "
+    "epochs config".split()
 )
 
 
 def _run_parts(contents: Contents) -> dict[str, Any]:
     summary, several = contents.summary, bool(contents.summary.seeds)
     clients = [row for rows in contents.clients for row in rows]
+    metric = summary.metric
     return {
         "title": f"{summary.algorithm} on {summary.dataset}",
         "lead": about(contents),
         "algorithm": summary.algorithm,
+        "metric": metric,
+        "better": summary.better,
         "methods": tables.closing_grid(summary),
         "gains": tables.paired_lines(summary),
         "attendance": tables.attendance_lines(summary),
@@ -73,12 +77,13 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
-        "seeds": _seed_grid(contents.seeds) if contents.seeds else None,
-        "clients": tables.row_grid(clients) if clients and not several else None,
+        "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
+        "clients": tables.row_grid(clients, metric=metric) if clients and not several else None,
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
-        "epochs": tables.row_grid([_epoch(row) for row in contents.metrics]) if contents.metrics else None,
+        "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
-        "repeatable": contents.settings.get("dataset") != "own",  # a user's own data and model are in no file
+        # A user's own data and model are in no file.
+        "repeatable": OWN not in (summary.dataset, contents.settings.get("dataset")),
     }
 
 
@@ -110,10 +115,13 @@ def about(contents: Contents) -> str:
     summary, settings = contents.summary, contents.settings
     against = f" against {_listed(list(summary.baselines))}" if summary.baselines else ""
     seeds = summary.seeds or ["-" if summary.seed is None else summary.seed]
+    # Summaries of earlier versions do not say what was used; what the configuration says was, unless it came from fit.
+    partition = summary.partition or ("" if summary.dataset == OWN else settings.get("partition"))
+    model = summary.model or ("" if summary.dataset == OWN else settings.get("model"))
     parts = [
-        f"data {summary.dataset}{_divided(contents)}",
+        f"data {summary.dataset}" + _in_brackets(partition or _samples(contents)),
         f"{summary.num_clients} clients",
-        f"model {settings['model']}" if "model" in settings else "",
+        f"model {model}" if model else "",
         f"capacity profile {summary.capacity_profile}" if summary.capacity_profile else "",
         "" if summary.epochs is None else f"{summary.epochs} epochs",
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
@@ -121,12 +129,14 @@ def about(contents: Contents) -> str:
     return f"{summary.algorithm}{against}: {', '.join(filter(None, parts))}."
 
 
-def _divided(contents: Contents) -> str:
-    """How the data are divided: the partition, or for a user's own data how many samples there are."""
-    if "partition" in contents.settings:
-        return f" ({contents.settings['partition']})"
-    samples = [row.get("n_train") for rows in contents.clients[:1] for row in rows]
-    return f" ({int(sum(samples)):,} training samples)" if samples and None not in samples else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _samples(contents: Contents) -> str:
+    """How many samples the clients of the first seed train on; empty if their table does not say."""
+    counts = [row.get("n_train") for row in (contents.clients[0] if contents.clients else ())]
+    return "" if not counts or None in counts else f"{sum(counts):,} training samples"
 
 
 def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
@@ -166,12 +176,12 @@ def _listed(words: Sequence[str]) -> str:
 # Seeds and epochs
 
 
-def _seed_grid(rows: Rows) -> tables.Grid:
-    return tables.row_grid([_as_accuracies(row) for row in rows], title="accuracy, mean over clients")
+def _seed_grid(rows: Rows, metric: str) -> tables.Grid:
+    return tables.row_grid([_as_scores(row) for row in rows], title=f"{metric}, mean over clients")
 
 
-def _as_accuracies(row: Row) -> dict[str, Any]:
-    # The columns are called after methods: `tables.cell` could not tell that their numbers are accuracies.
+def _as_scores(row: Row) -> dict[str, Any]:
+    # The columns are called after methods: `tables.cell` could not tell that their numbers are of the metric.
     # A text says that the method diverged.
     return {key: f"{value:.3f}" if key != "seed" and isinstance(value, float) else value for key, value in row.items()}
 
@@ -182,35 +192,44 @@ def _seed_pages(folder: Path, summary: Summary) -> dict[int, str]:
     return {seed: f"{of_seed.name}/{NAME}" for seed, of_seed in pairs if (of_seed / NAME).is_file()}
 
 
-def _epoch(row: Row) -> dict[str, Any]:
+def _epoch_grid(rows: Rows, metric: str) -> tables.Grid:
+    return tables.row_grid([_epoch(row, metric) for row in rows], metric=metric)
+
+
+def _epoch(row: Row, metric: str) -> dict[str, Any]:
     """The columns of an epoch that a reader looks for first."""
     shown = {key: row[key] for key in ("epoch", "client_steps") if key in row}
     if not is_blank(row.get("bytes_down")) and not is_blank(row.get("bytes_up")):
         shown["mb"] = (row["bytes_down"] + row["bytes_up"]) / MB
-    for column in ("accuracy_mean", "accuracy_worst", "loss_mean"):
+    for column in (f"{metric}_mean", f"{metric}_worst", "loss_mean"):
         shown[column] = deployed(row, column)
-    by_tier = tier_columns(row)
+    by_tier = tier_columns(row, metric)
     if len(by_tier) > 1:  # of a single tier it would be the mean again
-        shown |= {f"accuracy_{tier}": deployed(row, column) for tier, column in by_tier.items()}
+        shown |= {f"{metric}_{tier}": deployed(row, column) for tier, column in by_tier.items()}
     return shown
 
 
 # Pictures
 
 
-def _pictures(images: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
+def _pictures(contents: Contents) -> Iterator[dict[str, str]]:
     """The pictures, the captioned ones first and in the order of their captions."""
-    others = [name for name in images if name not in CAPTIONS]
-    for name in [name for name in CAPTIONS if name in images] + others:
-        alt, caption = CAPTIONS.get(name, (f"Picture {name}", name))
+    images, summary = contents.images, contents.summary
+    metric, better = ("accuracy", "higher") if summary is None else (summary.metric, summary.better)
+    words = {"metric": metric, "Metric": metric.capitalize(), "up": "up" if better == "higher" else "down"}
+    captions = {name.format(**words): [text.format(**words) for text in pair] for name, pair in CAPTIONS.items()}
+    others = [name for name in images if name not in captions]
+    for name in [name for name in captions if name in images] + others:
+        alt, caption = captions.get(name, (f"Picture {name}", name))
         yield {"alt": alt, "caption": caption, "base64": base64.b64encode(images[name]).decode("ascii")}
 
 
-# name -> (text for those who cannot see the picture, how to read it), in the order in which they are shown
+# name -> (text for those who cannot see the picture, how to read it), in the order in which they are shown; {metric} is
+# what models are scored by
 CAPTIONS = {
     "tiers.png": (
-        "Bar chart of test accuracy by tier, one bar for each method",
-        "Accuracy by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
+        "Bar chart of test {metric} by tier, one bar for each method",
+        "{Metric} by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
         "over the tier's clients, or over seeds if there are several. The axis need not start at zero.",
     ),
     "alpha.png": (
@@ -226,9 +245,9 @@ CAPTIONS = {
         "step that each candidate would lead to, as a difference to being alone. The lowest point was chosen; the band "
         "is the standard error over clients.",
     ),
-    "accuracy.png": (
-        "Lines of test accuracy against what was spent on training and on communication",
-        "Accuracy against its cost so far: the further up and to the left, the better. Bands are the spread over "
+    "{metric}.png": (
+        "Lines of test {metric} against what was spent on training and on communication",
+        "{Metric} against its cost so far: the further {up} and to the left, the better. Bands are the spread over "
         "seeds, if there are several. A dashed line is a method that pays nothing of that cost.",
     ),
     "figure.png": (

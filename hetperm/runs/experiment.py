@@ -19,11 +19,12 @@ from torch import Tensor, nn
 import hetperm
 from hetperm.algorithms.perm import LOOK_AHEAD, chosen_share
 from hetperm.client import Client
-from hetperm.config import Config
+from hetperm.config import OWN, Config
 from hetperm.config import read as read_toml
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss
 from hetperm.methods import METHODS, check_method_tables
+from hetperm.metrics import ACCURACY, Metric, Score, metric_of
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
@@ -34,7 +35,7 @@ from hetperm.runs.export.options import Options as ExportOptions
 from hetperm.runs.join import Joined
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.server_file import Server
-from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
+from hetperm.runs.setting import Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.server.estimate import NEVER, REPORTS
@@ -59,7 +60,7 @@ class Diverged(NotFinite):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. Accuracies are those of the deployed models on test data.
+    """The result of a run. Scores are those of the deployed models on test data.
 
     Attributes:
         main: the trained algorithm.
@@ -81,13 +82,18 @@ class Result:
         return self.state.alpha
 
     @property
+    def score(self) -> float:
+        """The mean over clients of the metric of the run; `summary` has its name, and whether more is better."""
+        return self.summary[self.summary["metric"]]["mean"]
+
+    @property
     def accuracy(self) -> float:
-        """The mean accuracy over clients."""
-        return self.summary["accuracy"]["mean"]
+        """The same as `score`, under the name that most runs have for it."""
+        return self.score
 
     @property
     def tiers(self) -> Mapping[str, Mapping[str, Any]]:
-        """tier -> number of clients, width, parameters and accuracy."""
+        """tier -> number of clients, width, parameters and the mean of the metric."""
         return self.summary["tiers"]
 
     @property
@@ -187,7 +193,7 @@ def fit(
     config: Config | None = None,
     *,
     loss: Loss | None = None,
-    metric: Metric | None = None,
+    metric: str | Metric | Score | None = None,
     augment: Augment | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
@@ -197,16 +203,16 @@ def fit(
         model: any module that returns a tensor, or an object with ``logits``; training begins from its weights, and the
             module itself is not changed.
         clients: their shards and widths. A client without test data is trained but not scored.
-        config: how to train. Its settings of data, model and capacity profile are not used.
+        config: how to train. Its settings of data, model and capacity profile are not used, nor written.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
-        metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
+        metric: accuracy, mae, perplexity, dice or another by name; a `Metric`; or a function (outputs, labels) -> mean
+            over the batch, of which more is better. Unless given, that of the config, or accuracy.
         augment: (inputs, labels, generator) -> both, changed at random, for local steps only. It draws from the
             generator of the task, or from torch's own, which is seeded for the task.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
     config = _checked(Config() if config is None else config)
-    functions = {"loss": loss, "metric": metric, "augment": augment, "on_epoch": on_epoch}
-    for name, function in functions.items():
+    for name, function in {"loss": loss, "augment": augment, "on_epoch": on_epoch}.items():
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
@@ -221,7 +227,9 @@ def fit(
     if strange:
         raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
-    config = config.override(num_clients=len(clients), dataset=OWN, model=type(model).__name__)
+    metric = metric_of(metric or config.metric or ACCURACY)
+    own = {"dataset": OWN, "model": type(model).__name__, "metric": metric.name}
+    config = config.override(num_clients=len(clients), **own)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
@@ -268,7 +276,7 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
     rows |= {seed: {"seed": seed, summary["algorithm"]: when} for seed, when in lost.items()}
     files.write_csv(folder / "seeds.csv", [rows[seed] for seed in summary["seeds"]])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
-    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture(results)))
+    files.write(folder / f"{summary['metric']}.png", pictures.png(_score_picture(results)))
     tiers = pictures.tiers(Summary.from_json(summary), title=_title(summary))
     files.write(folder / "tiers.png", pictures.png(tiers))
     files.write(folder / page.NAME, page.render(folder))
@@ -277,7 +285,8 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
 def _seed_row(result: Result) -> dict[str, Any]:
     summary = result.summary
     methods = {summary["algorithm"]: summary, **summary["baselines"]}
-    figures = {name: method.get("diverged") or method["accuracy"]["mean"] for name, method in methods.items()}
+    metric = summary["metric"]
+    figures = {name: method.get("diverged") or method[metric]["mean"] for name, method in methods.items()}
     return {"seed": summary["seed"], **figures}
 
 
@@ -514,7 +523,7 @@ def _manifest(result: Result, i: int) -> dict[str, Any]:
         "algorithm": result.main.method,
         "dataset": setting.dataset,
         "seed": setting.config.seed,
-        **{key: row[key] for key in ("tier", "group", "n_train", "accuracy")},
+        **{key: row[key] for key in ("tier", "group", "n_train", setting.metric.name)},
     }
 
 
@@ -538,7 +547,7 @@ def _draw(result: Result) -> None:
         files.write_csv(folder / "look-ahead.csv", rows)
         figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
         files.write(folder / "look-ahead.png", pictures.png(figure))
-    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
+    files.write(folder / f"{setting.metric.name}.png", pictures.png(_score_picture([result])))
     tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
     files.write(folder / "tiers.png", pictures.png(tiers))
 
@@ -547,15 +556,17 @@ def _title(summary: Mapping[str, Any]) -> str:
     return f"{summary['algorithm']} on {summary['dataset']}, {summary['num_clients']} clients"
 
 
-def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
+def _score_picture(results: Sequence[Result]) -> pictures.Figure:
+    summary = Summary.from_json(results[0].summary)
+    label = f"test {summary.metric}, mean over clients" + ("; lower is better" if summary.better == "lower" else "")
     return pictures.curves(
         histories(results),
-        figures=[("accuracy_mean", "test accuracy, mean over clients")],
+        figures=[(f"{summary.metric}_mean", label)],
         against=[
             ("client_steps", "local steps per client", len(results[0].clients)),
             ("bytes", "MB sent", 2**20),
         ],
-        strong=Summary.from_json(results[0].summary).mixing,
+        strong=summary.mixing,
         title=_title(results[0].summary),
     )
 

@@ -23,6 +23,7 @@ from hetperm.engine import choice
 from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
+from hetperm.plugins import digests
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.files import GrowingCsv
@@ -36,6 +37,7 @@ from hetperm.state import State
 from hetperm.texts import one_line
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
+SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -46,7 +48,7 @@ class Trained:
     Attributes:
         widths: (N,) the widths of the personal models.
         history: one row of metrics per epoch.
-        accuracy: (N,) the accuracy of each client's deployed model on its test data; nan for a client that has none.
+        score: (N,) the metric of each client's deployed model on its test data; nan for a client that has none.
         loss: (N,) the loss, likewise.
         seconds: time of training, including the time before the run was resumed.
         seconds_before_resume: the part of `seconds` before the run was resumed.
@@ -60,7 +62,7 @@ class Trained:
     widths: tuple[float, ...]
     state: State
     history: tuple[dict[str, Any], ...]
-    accuracy: tuple[float, ...]
+    score: tuple[float, ...]
     loss: tuple[float, ...]
     seconds: float
     seconds_before_resume: float
@@ -182,8 +184,7 @@ def epochs(
                 row["finished"] = int(done is not None)
                 rows.append(row | _visit_counts(config, before, state))
                 if is_last:
-                    accuracy, loss = scores
-                    last = {**extra(), "accuracy": list(accuracy), "loss": list(loss)}
+                    last = {**extra(), **{key: list(values) for key, values in zip(SCORES, scores, strict=True)}}
                     yield Saved(done or state, tuple(rows), finished=True, extra=last)
                 else:
                     # Training continues from the state itself, not from the one that would be deployed.
@@ -237,7 +238,7 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
         tuple(setting.model_widths(name)),
         saved.state,
         saved.history,
-        accuracy=tuple(saved.extra["accuracy"]),
+        score=tuple(saved.extra["score"]),
         loss=tuple(saved.extra["loss"]),
         seconds=saved.extra["seconds"],
         seconds_before_resume=0.0 if before is None else before.extra["seconds"],
@@ -259,7 +260,7 @@ def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
         finished=True,
-        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: when_diverged(last)},
+        extra={**extra, **dict.fromkeys(SCORES, nan), DIVERGED: when_diverged(last)},
     )
 
 
@@ -319,6 +320,7 @@ def _origin(setting: Setting, method: str) -> dict[str, Any]:
         "hetperm": hetperm.__version__,
         "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
         "setting": _fingerprint(setting),
+        **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
     }
 
 
@@ -333,6 +335,8 @@ def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
     if different:
         return different
+    if was.get("plugins") != ours.get("plugins"):
+        return "a plugin has changed since; bring it back as it was, or start another run with --out"
     if was.get("setting") != ours["setting"]:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
@@ -356,7 +360,7 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         else _is_mixing(state.alpha, count),
         "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
-        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
+        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
     }
     return next((part for part, right in fits.items() if not right), None)
 
@@ -441,7 +445,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
             for quantity, table in figures(setting, *one).items():
                 row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in table.items()}
         for tier, mean in by_tier(setting, test[0]).items():
-            row[f"{prefix}accuracy_tier_{tier}"] = mean
+            row[f"{prefix}{setting.metric.name}_tier_{tier}"] = mean
     return row, test
 
 
