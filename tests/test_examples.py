@@ -77,8 +77,8 @@ def test_the_example_that_outlines_shapes_trains_a_unet_with_dice(run):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is read from /proc")
 def test_the_example_with_shards_twenty_times_the_memory_allowed_trains(run):
-    out = run("examples/fit_larger_than_memory.py", "--mb", "64")
-    assert "320 scans of 4 MB are 1280 MB, and training was allowed 64 MB" in out
+    out = run("examples/fit_larger_than_memory.py", "--mb", "128")
+    assert "640 scans of 4 MB are 2560 MB, and training was allowed 128 MB" in out
     assert float(re.search(r"kept in memory: (\d+) MB", out)[1]) <= 32
     assert float(re.search(r"accuracy (\S+)", out)[1]) > 0.7
 
