@@ -16,6 +16,7 @@ _HOME = {
     "Client": "client",
     "Cached": "shards",
     "load_client": "runs.client_models",
+    "join": "runs.join",
 }
 _MODULES = {
     "mixing": "mixing",

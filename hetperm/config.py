@@ -202,7 +202,12 @@ class Config:
     alpha_every: Annotated[int, whole(1)] = 6
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
-    """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
+    """Probability that a client is there in a round, in every phase of every method; who is away does nothing."""
+    trace: Annotated[str | None, text] = None
+    """Who is there in which round, instead of a probability: day-night, or a TOML file; None: see participation."""
+    report_age: Annotated[int | None, whole(0)] = None
+    """Epochs for which the last report of an absent client is used for the mixing weights; then it is left out of them;
+    None: alpha_every."""
     projection: Annotated[float | None, number(lambda x: x >= 1e-6, "a number of at least 1e-6")] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, RATE] = None
@@ -403,12 +408,32 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
+def _spent_before_visits(config: Config) -> str | None:
+    mixes = {config.algorithm, *config.baselines} & {"perm", "perm-two-stage"}  # the methods with such a warm-up
+    warmup = (config.warmup_rounds or 0) * config.local_steps
+    if mixes and config.steps and warmup >= config.steps:
+        return (
+            f"warmup_rounds {config.warmup_rounds} of {config.local_steps} local_steps each take {warmup} steps, and "
+            f"steps is {config.steps}; lower warmup_rounds, leave it out (half of the steps), or raise steps"
+        )
+    return None
+
+
 def _nobody_comes(config: Config) -> str | None:
     expected = config.participation * config.num_clients * config.epochs
     if expected < 1:
         return (
             f"participation {config.participation:g} lets {expected:.2g} of {config.num_clients} clients take part in "
             f"{config.epochs} epochs together; raise it to at least {1 / config.num_clients:.2g}, a client an epoch"
+        )
+    return None
+
+
+def _there_twice(config: Config) -> str | None:
+    if config.trace is not None and config.participation < 1:
+        return (
+            f"trace {config.trace!r} says who is there and participation {config.participation:g} draws it; "
+            "leave one of them out"
         )
     return None
 
@@ -432,6 +457,8 @@ CONTRADICTIONS = (
     _no_pieces,
     _cast_from_double,
     _nobody_comes,
+    _there_twice,
+    _spent_before_visits,
     _two_returned_models,
     _nothing_to_descend,
     _never_estimated,

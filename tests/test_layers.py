@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "state": "params",
     "config": "advice checks texts",
     "profile": "advice checks config randomness",
-    "mixing": "randomness",
+    "trace": "advice config texts",
+    "mixing": "randomness texts",
     "device": "mixing params client shards",
     "engine": "device params client shards",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "data": "client shards randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data methods algorithms server engine device mixing params state client shards randomness profile "
-    "config checks advice texts memory",
+    "trace config checks advice texts memory",
     "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
     "profile config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "

@@ -354,6 +354,8 @@ def test_alpha_in_blocks_of_rows_is_the_whole_alpha(options, monkeypatch):
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(mixing.weights(zeta, q, n, **options), whole)
     assert torch.equal(mixing.sparse(mixing.weights_by_rows(zeta, q, n, **options)).to_dense(), whole)
+    some = [7, 0, 19, 7, 3]
+    assert torch.equal(mixing.weights_of(some, zeta, q, n, **options), whole[some])
 
 
 def test_the_sparse_form_holds_the_nonzero_entries_only():
@@ -394,7 +396,10 @@ def test_a_lam_that_is_not_positive_is_an_error(lam):
         (lambda: mixing.solve(torch.zeros(2), torch.ones(3), 1.0), r"n of shape \(3,\) for 2 clients"),
         (lambda: mixing.solve(torch.zeros(3, 2), torch.ones(2), torch.ones(2)), r"lam of shape \(2,\)"),
         (lambda: mixing.solve(torch.zeros(2, 0), torch.ones(0), 1.0), "no client to learn from"),
-        (lambda: mixing.descend(torch.zeros(2), torch.ones(2), 1.0, -1), "-1 steps"),
+        (
+            lambda: mixing.descend(torch.zeros(2), torch.ones(2), 1.0, -1),
+            "steps is -1; it must be a whole number of at least 0",
+        ),
     ],
 )
 def test_a_problem_that_is_none_is_an_error(call, message):

@@ -1,16 +1,20 @@
 """How far apart the data of clients are, read from their gradients (section 3.1 of the paper, Algorithm A1)."""
 
+import copy
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from hetperm.mixing import borders
 from hetperm.randomness import generator_for
 
 COLUMNS = 8192  # coordinates in one product: few enough for float32 to add up without losing digits
 ENTRIES = 2**24  # numbers in one chunk of gradients
+DENSE_UP_TO = 2000  # clients; the distances of more are computed row by row, when they are needed
+BLOCK = 256  # rows that are computed at once
 
 
 def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
@@ -34,7 +38,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
     """
     gram = rank = order = None
     dtype = torch.float32
-    for chunk in [gradients] if isinstance(gradients, Tensor) else gradients:
+    for chunk in _as_chunks(gradients):
         chunk = _checked(chunk, N=None if gram is None else len(gram))
         if chunk.shape[1] == 0:
             continue
@@ -48,9 +52,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
             # Clients that were tied so far have the same past: each starts from the row that they shared.
             gram = gram[before[order][:, None], before[order]]
         dtype = torch.promote_types(dtype, chunk.dtype)
-        for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
-            x -= x.mean(0)  # in place: x is a copy, made by the indexing
+        for x in _centred(chunk, order):
             gram += x @ x.T
         # Checked once a chunk: a sum of squares is finite only if all its terms are.
         if not gram.isfinite().all():
@@ -63,8 +65,96 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
     return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[rank[:, None], rank]
 
 
+class Distances:
+    """The squared distances of `pairwise` between very many clients, of which only those asked for are in memory.
+
+    It is read like the matrix (N, N): ``distances[rows]`` are the distances of some clients to all. They are computed
+    in blocks of clients whose order the gradients alone decide, so that relabelling the clients relabels the distances
+    bit for bit. One copy of the gradients is kept: with many clients, let them send sketches.
+
+    Args:
+        gradients: (N, d), or chunks (N, d_k) of it.
+
+    Example:
+        >>> Distances(torch.tensor([[1.0, 0.0], [1.0, 3.0], [4.0, 0.0]]))[1:]
+        tensor([[ 9.,  0., 18.],
+                [ 9., 18.,  0.]], dtype=torch.float64)
+    """
+
+    def __init__(self, gradients: Tensor | Iterable[Tensor]):
+        chunks = [_checked(chunk, None) for chunk in _as_chunks(gradients)]
+        chunks = [_checked(chunk, len(chunks[0])) for chunk in chunks if chunk.shape[-1]]
+        if not chunks:
+            raise ValueError("there are no gradients to compare")
+        rank = torch.zeros(len(chunks[0]), dtype=torch.long, device=chunks[0].device)
+        for chunk in chunks:
+            rank = _rank(chunk, rank)
+        order = rank.argsort(stable=True)
+        self._rank = rank  # clients with equal gradients have one rank, and read one row
+        self._pieces = [piece for chunk in chunks for piece in _centred(chunk, order)]
+        self._square = sum(piece.double().square().sum(1) for piece in self._pieces)
+        if not self._square.isfinite().all():
+            raise ValueError(next(filter(None, map(_not_finite, chunks))))
+        self.shape, self.device = torch.Size((len(rank), len(rank))), rank.device
+        self._largest: float | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        """(rows, N) the distances of some clients to all, in float64."""
+        wanted = self._rank[rows]
+        out = torch.empty(len(wanted), len(self), dtype=torch.float64, device=self.device)
+        for block in (wanted // BLOCK).unique().tolist():
+            here = wanted // BLOCK == block
+            out[here] = self._block(block)[wanted[here] - block * BLOCK][:, self._rank]
+        return out
+
+    def max(self) -> float:
+        """The largest distance."""
+        if self._largest is None:
+            blocks = range(math.ceil(len(self) / BLOCK))
+            self._largest = max(float(self._block(block).max()) for block in blocks)
+        return self._largest
+
+    def _block(self, block: int) -> Tensor:
+        """(BLOCK, N) the distances of the clients of some ranks, in the order of ranks."""
+        ranks = slice(block * BLOCK, (block + 1) * BLOCK)
+        gram = sum((piece[ranks] @ piece.T).double() for piece in self._pieces)
+        zeta = (self._square[ranks, None] + self._square).sub_(gram, alpha=2).clamp_min_(0)
+        zeta.diagonal(ranks.start).zero_()
+        return zeta
+
+
+def reordered(zeta: "Tensor | Distances", order: Tensor) -> "Tensor | Distances":
+    """Distances with the clients in another order: row k and column k belong to client ``order[k]``."""
+    if isinstance(zeta, Tensor):
+        return zeta[order][:, order]
+    other = copy.copy(zeta)
+    other._rank = zeta._rank[order]
+    return other
+
+
+def _centred(chunk: Tensor, order: Tensor) -> Iterator[Tensor]:
+    """Yield pieces (N, columns) of a chunk, sorted, minus their mean: what gradients share would swallow digits."""
+    for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
+        x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
+        yield x.sub_(x.mean(0))  # in place: x is a copy, made by the indexing
+
+
+def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":
+    """The squared distances between the gradients of N clients: as a matrix, or row by row if there are very many."""
+    return pairwise(gradients).double() if N <= DENSE_UP_TO else Distances(gradients)
+
+
+def _as_chunks(gradients: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
+    if not isinstance(gradients, Tensor | Iterable):
+        raise TypeError(f"gradients is a {type(gradients).__name__}; it must be a tensor (N, d), or chunks of it")
+    return [gradients] if isinstance(gradients, Tensor) else gradients
+
+
 def _checked(chunk: Tensor, N: int | None) -> Tensor:
-    if chunk.dim() != 2 or len(chunk) == 0 or N not in (None, len(chunk)):
+    if borders.dense("a chunk of gradients", chunk).dim() != 2 or len(chunk) == 0 or N not in (None, len(chunk)):
         clients = f"{N} clients" if N else "clients"
         raise ValueError(f"gradients of shape {tuple(chunk.shape)}; every chunk must be ({clients}, coordinates)")
     return chunk.detach()
@@ -112,9 +202,15 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
         >>> sketch(torch.tensor([1.0, 2.0, 4.0]), size=4)
         tensor([-4., -1.,  0., -2.])
     """
-    if size < 1:
-        raise ValueError(f"a sketch of {size} numbers holds nothing; use 1 or more")
+    borders.count("size", size, 1)
+    borders.count("seed", seed, 0)
+    if borders.dense("gradient", gradient).dim() == 0 or not gradient.is_floating_point():
+        raise ValueError(
+            f"a gradient of shape {tuple(gradient.shape)} and {gradient.dtype}; it must be (..., d) floats"
+        )
     d = gradient.shape[-1]
+    if d == 0:
+        raise ValueError(f"a gradient of shape {tuple(gradient.shape)} has no coordinates; there is nothing to sketch")
     # Summed in float64: thousands of coordinates fall into one sum, and clients must agree on it.
     place, sign = (x.to(gradient.device) for x in _places(d, size, seed))
     rows = gradient.detach().reshape(-1, d)
@@ -151,15 +247,15 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
         >>> noise(torch.tensor([[0.0], [4.0]]), sizes=torch.tensor([3, 1]))
         3.0
     """
-    m = len(micro_gradients)
+    m = len(micro_gradients) if borders.dense("micro_gradients", micro_gradients).dim() else 0
     if micro_gradients.dim() != 2 or m == 0:
         raise ValueError(
             f"micro-gradients of shape {tuple(micro_gradients.shape)}; the noise needs (batches, coordinates)"
         )
     if m == 1:
         return math.nan
-    s = torch.ones(m) if sizes is None else torch.as_tensor(sizes)
-    if s.shape != (m,) or not (s > 0).all():
+    s = torch.ones(m) if sizes is None else borders.numbers("sizes", sizes)
+    if s.shape != (m,) or not ((s > 0) & s.isfinite()).all():
         raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
     return mean_and_noise(micro_gradients.detach(), s.tolist())[1]
 
@@ -180,6 +276,9 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
     """
     mean, total, spread = None, 0.0, 0.0
     for gradient, size in zip(gradients, sizes, strict=True):
+        if borders.dense("a gradient", gradient).dim() != 1 or not gradient.is_floating_point():
+            shape = tuple(gradient.shape)
+            raise ValueError(f"a gradient of shape {shape} and {gradient.dtype}; it must be a vector of floats")
         total += size
         if mean is None:
             mean = gradient.clone()
@@ -207,6 +306,8 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
         >>> fill_noise(torch.tensor([2.0, float("nan")]), torch.tensor([8, 1]))
         tensor([ 2., 16.])
     """
+    if borders.dense("q", q).dim() != 1 or len(q) == 0:
+        raise ValueError(f"q has shape {tuple(q.shape)}; give the noise of each client")
     unknown = q.isnan()
     if not unknown.any():
         return q
@@ -214,7 +315,12 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
         raise ValueError(
             "no client has two samples, so the noise of their gradients is unknown; give regularization as a number"
         )
-    n = torch.as_tensor(n, dtype=torch.float64, device=q.device)
+    n = borders.numbers("n", n, q.device)
+    if n.shape != q.shape or not (n.isfinite() & (n > 0)).all():
+        raise ValueError(
+            f"q of shape {tuple(q.shape)} and n of shape {tuple(n.shape)}; give the noise and the samples, above 0, of "
+            "each client"
+        )
     known = (n * q)[~unknown].tolist()
     one_sample = math.fsum(known) / len(known)  # fsum rounds once, so the order of clients cannot matter
     return torch.where(unknown, one_sample / n, q.double()).to(q.dtype)

@@ -5,15 +5,18 @@ does not depend on labels.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hetperm.mixing import complexity
+from hetperm.mixing import borders, complexity
+from hetperm.mixing.discrepancy import Distances
 from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
+from hetperm.texts import shown
 
 ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten temporaries of 16 MB
 SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
@@ -67,8 +70,7 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         >>> descend(torch.tensor([0.0, 0.0, 9.0]), n=torch.ones(3), lam=1.0, steps=1)
         tensor([0.5000, 0.5000, 0.0000])
     """
-    if steps < 0:
-        raise ValueError(f"alpha cannot take {steps} steps; use 0 or more")
+    borders.count("steps", steps, 0)
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
         # A step goes to alpha - (c + 2 lam alpha / n) / L, L = 2 lam / n_min; what all steps share is computed once.
@@ -83,12 +85,12 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
 
 def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
     """``rule(c, n, lam)`` of blocks (rows, N) of the costs, each row minus its smallest cost; lam is (rows, 1)."""
-    if c.dim() == 0 or c.shape[-1] == 0:
+    if borders.dense("c", c).dim() == 0 or c.shape[-1] == 0:
         raise ValueError(f"costs of shape {tuple(c.shape)} name no client to learn from")
     shape, N = c.shape, c.shape[-1]
     # Always float64, whatever the dtype of the costs: tau is a difference of sums that nearly cancel.
     n = _samples(n, N, c.device)
-    lam = torch.as_tensor(lam, dtype=torch.float64, device=c.device)
+    lam = borders.numbers("lam", lam, c.device)
     if not (lam > 0).all():
         wrong = float(lam[~(lam > 0)].flatten()[0])
         raise ValueError(f"lam is {wrong}; the mixing problem needs a regularization above zero")
@@ -99,7 +101,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     out = torch.empty_like(c, dtype=c.dtype if c.is_floating_point() else torch.get_default_dtype())
     for rows in _row_slices(len(c), N):
         block = c[rows].double()
-        _finite("cost", block, rows.start)
+        _finite("cost", block, range(rows.start, rows.stop))
         # Adding a constant to a row moves tau but no weight. Without it all digits go into the differences.
         out[rows] = rule(block - block.amin(-1, keepdim=True), n, lam[rows])
     return out.reshape(shape)
@@ -144,7 +146,10 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
     """
     zeta, q, n = _estimates(zeta, q, n)
     _check_share(share)
-    D = _debias(zeta, q, 0)
+    if q is None:
+        raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
+    _finite("zeta", zeta[:], range(len(zeta)))
+    D = _debias(zeta, q, _owners(slice(None), n))
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
 
@@ -172,7 +177,7 @@ def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
 
 
 def weights(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -185,7 +190,7 @@ def weights(
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
 
     Args:
-        zeta: (N, N) squared distances of the gradients.
+        zeta: (N, N) squared distances of the gradients, as a matrix or as `discrepancy.Distances`.
         q: (N,) variance of each client's mean gradient. It may be None if regularization is a number and vc_weight is 0
             or ``"raw"``.
         n: (N,) samples held by each client.
@@ -216,7 +221,7 @@ def weights(
 
 
 def weights_by_rows(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -230,16 +235,54 @@ def weights_by_rows(
 
     ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
+    part = _solver(
+        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps, share=share
+    )
+    return map(part, _row_slices(*zeta.shape))
+
+
+def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+    """The rows of `weights` of some clients, (M, N): the other rows are not computed.
+
+    Args:
+        clients: (M,) positions of the clients.
+        options: as of `weights`.
+
+    Example:
+        >>> zeta = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
+        >>> weights_of([2, 0], zeta, torch.ones(3), torch.tensor([10, 30, 30]))
+        tensor([[0.0000, 0.0000, 1.0000],
+                [0.2500, 0.7500, 0.0000]], dtype=torch.float64)
+    """
+    part = _solver(zeta, q, n, **options)
+    rows = _positions(clients, zeta)
+    return torch.cat([part(rows[block]) for block in _row_slices(len(rows), len(zeta))])
+
+
+def _solver(
+    zeta: Tensor | Distances,
+    q: Tensor | None,
+    n: Tensor,
+    *,
+    regularization: float | Literal["noise", "level"] = "noise",
+    vc: Tensor | None = None,
+    vc_weight: float | Literal["raw"] = 0.0,
+    alpha_steps: int | None = None,
+    share: float = SHARE,
+) -> Callable[[slice | Tensor], Tensor]:
+    """A function from some rows, as a slice or as positions, to the mixing weights of these clients, (rows, N)."""
     zeta, q, n = _estimates(zeta, q, n)
-    if isinstance(regularization, str) and regularization not in ("noise", "level"):
-        raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
+    by_number = isinstance(regularization, int | float) and not isinstance(regularization, bool)
+    if not by_number and regularization not in ("noise", "level"):
+        raise ValueError(f"unknown regularization {shown(regularization)}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
-    # Bad arguments raise here, at the call: the blocks are computed later, when somebody iterates.
+    # Bad arguments raise here, before any row is asked for.
     raw = vc_weight == "raw"
-    if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
-        raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
-    by_number = not isinstance(regularization, str)
+    if not (raw or (isinstance(vc_weight, int | float) and 0 <= vc_weight <= sys.float_info.max)):
+        raise ValueError(f"vc_weight is {shown(vc_weight)}; it must be a number, zero or more, or 'raw'")
+    if alpha_steps is not None:
+        borders.count("alpha_steps", alpha_steps, 0)
     with_vc = vc is not None and (raw or vc_weight > 0)
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
@@ -249,24 +292,29 @@ def weights_by_rows(
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
 
-    def part(rows: slice) -> Tensor:
-        block = zeta[rows].double()
-        _finite("zeta", block, rows.start)
-        c = (block if by_number else _debias(block, q, rows.start)) + extra
+    def part(rows: slice | Tensor) -> Tensor:
+        block, owners = zeta[rows].double(), _owners(rows, n)
+        _finite("zeta", block, owners.tolist())
+        if (block < 0).any():
+            raise ValueError(f"zeta holds {float(block.min())}; a squared distance is zero or more")
+        c = (block if by_number else _debias(block, q, owners)) + extra
         if regularization == "level":
             return _below(c, n, torch.tensor(LEVEL * _noise_of_a_distance(zeta, q), dtype=torch.float64))
         if by_number:
             return solve(c, n, regularization) if alpha_steps is None else descend(c, n, regularization, alpha_steps)
         if share == 0:
-            alone = torch.zeros_like(c)
-            alone.diagonal(rows.start).fill_(1)
-            return alone
+            return torch.zeros_like(c).scatter_(1, owners[:, None], 1.0)
         if share == math.inf:
             return (n / _total(n)).expand(len(c), -1)
         height, lam = _support(c, n, share, own_noise[rows])
         return _below(c, n, height) if alpha_steps is None else descend(c, n, lam, alpha_steps)
 
-    return map(part, _row_slices(*zeta.shape))
+    return part
+
+
+def _owners(rows: slice | Tensor, n: Tensor) -> Tensor:
+    """(rows,) the positions of the clients that some rows belong to."""
+    return torch.arange(len(n), device=n.device)[rows]
 
 
 def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
@@ -305,12 +353,11 @@ def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
     return 2 * max(_total(q) / len(q), RESOLUTION * float(zeta.max())) or 1.0
 
 
-def _debias(zeta: Tensor, q: Tensor, first: int) -> Tensor:
-    """D of a block of rows that starts at row ``first``."""
-    D = (zeta.double() - (q[first : first + len(zeta), None] + q)).clamp_min_(0)
-    # A client does not differ from itself. The diagonal of alpha starts at column ``first`` of this block.
-    D.diagonal(first).zero_()
-    return D
+def _debias(zeta: Tensor, q: Tensor, owners: Tensor) -> Tensor:
+    """D of the rows of some clients."""
+    D = (zeta.double() - (q[owners, None] + q)).clamp_min_(0)
+    # A client does not differ from itself.
+    return D.scatter_(1, owners[:, None], 0.0)
 
 
 def _below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
@@ -333,12 +380,12 @@ def _total(x: Tensor) -> float:
     return math.fsum(x.tolist())  # rounds once, so the order of clients cannot matter
 
 
-def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+def sparse_weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
     """The mixing weights of `weights` as a sparse tensor, built without ever holding the dense one."""
     return sparse(weights_by_rows(zeta, q, n, **options))
 
 
-def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
+def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     r"""(N,) the variance of the partners' gradients about their mean, which a model feels as it goes from host to host.
 
     .. math:: V_i = \tfrac12 \sum_{jk} \alpha_{ij} \alpha_{ik} D_{jk}
@@ -355,13 +402,21 @@ def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
         >>> spread(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), zeta, q=torch.ones(2))
         tensor([1., 0.], dtype=torch.float64)
     """
-    D = _debias(zeta, torch.as_tensor(q, dtype=torch.float64, device=zeta.device), 0)
+    alpha = borders.square("alpha", alpha).detach().double()
+    zeta, q, _ = _estimates(zeta, q, torch.ones(len(alpha)))
+    if q is None:
+        raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
     if not alpha.is_sparse:
-        return ((alpha.double() @ D) * alpha).sum(1) / 2
+        D = _debias(zeta[:], q, _owners(slice(None), q))
+        return ((alpha @ D) * alpha).sum(1) / 2
     alpha = alpha.coalesce()
     (i, j), values = alpha.indices(), alpha.values()
-    products = torch.sparse.mm(alpha, D)[i, j] * values
-    return values.new_zeros(len(alpha)).index_add_(0, i, products) / 2
+    products = torch.empty_like(values)
+    for columns in _row_slices(*zeta.shape):  # of D, which is symmetric
+        D = _debias(zeta[columns], q, _owners(columns, q))
+        here = (columns.start <= j) & (j < columns.stop)
+        products[here] = torch.sparse.mm(alpha, D.T)[i[here], j[here] - columns.start]
+    return values.new_zeros(len(alpha)).index_add_(0, i, products * values) / 2
 
 
 # Borders
@@ -373,8 +428,15 @@ def _row_slices(rows: int, N: int) -> list[slice]:
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
+def _positions(clients: Sequence[int], zeta: Tensor | Distances) -> Tensor:
+    rows = borders.numbers("clients", clients, zeta.device)
+    if rows.dim() != 1 or len(rows) == 0 or not ((rows >= 0) & (rows < len(zeta)) & (rows == rows.floor())).all():
+        raise ValueError(f"clients is {shown(clients)}; it must be a list of positions from 0 to {len(zeta) - 1}")
+    return rows.long()
+
+
 def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
-    n = torch.as_tensor(n, dtype=torch.float64, device=device)
+    n = borders.numbers("n", n, device)
     if n.shape != (N,):
         raise ValueError(f"n of shape {tuple(n.shape)} for {N} clients; give the samples of each")
     wrong = ~(n.isfinite() & (n > 0))
@@ -384,16 +446,20 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
     return n
 
 
-def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+def _estimates(
+    zeta: Tensor | Distances, q: Tensor | None, n: Tensor
+) -> tuple[Tensor | Distances, Tensor | None, Tensor]:
     """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
-    if zeta.dim() != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
+    if not isinstance(zeta, Distances):
+        borders.dense("zeta", zeta)
+    if len(zeta.shape) != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
         raise ValueError(f"zeta has shape {tuple(zeta.shape)}; it must hold the distance of every two clients")
     N = len(zeta)
     # zeta is large, so it keeps its dtype here: `weights_by_rows` converts it block by block.
-    zeta, n = zeta.detach(), _samples(n, N, zeta.device)
+    zeta, n = zeta if isinstance(zeta, Distances) else zeta.detach(), _samples(n, N, zeta.device)
     if q is None:
         return zeta, None, n
-    q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
+    q = borders.numbers("q", q, zeta.device)
     if q.shape != (N,):
         raise ValueError(f"q of shape {tuple(q.shape)} for {N} clients; give the noise of each")
     wrong = ~(q.isfinite() & (q >= 0))
@@ -404,11 +470,13 @@ def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tenso
 
 
 def _check_share(share: float) -> None:
-    if not share >= 0:
-        raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+        raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
+    if share > sys.float_info.max and share != math.inf:
+        raise ValueError("share is larger than any number; give inf, with which all share alike")
 
 
-def _finite(name: str, block: Tensor, first: int) -> None:
+def _finite(name: str, block: Tensor, owners: Sequence[int]) -> None:
     if not block.isfinite().all():
         i, j = (~block.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{first + i}, {j}] is {float(block[i, j])}; it must be finite")
+        raise ValueError(f"{name}[{owners[i]}, {j}] is {float(block[i, j])}; it must be finite")

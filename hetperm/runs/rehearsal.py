@@ -13,7 +13,7 @@ from hetperm.config import Config
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
-from hetperm.shards import Inputs, Stored, first, mapped, read
+from hetperm.shards import Inputs, Shard, Stored, first, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -197,19 +197,34 @@ def _tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what:
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
-    """Raise an error if a client has a label that is no output of the model."""
+    """Raise an error if a client has a label that is no output of the model, or trains on one that it masks."""
     for i, client in enumerate(clients):
-        # Of a Dataset only what is read at once is looked at: all of it may take an hour.
-        y = _two_samples(i, client)[1] if isinstance(client.train, Stored) else client.train[1]
-        if y.is_floating_point() or y.dim() != 1:
-            return
-        wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
-        if wrong:
-            raise ValueError(
-                f"client {i}: its labels hold {wrong[0]} and the model has {outputs} outputs; number classes from 0 to "
-                f"{outputs - 1}, or give the model more outputs"
-            )
-        if client.classes is not None and len(client.classes) != outputs:
+        for part, shard in (("", client.train), ("validation ", client.val), ("test ", client.test)):
+            y = torch.empty(0) if shard is None else _labels_at_hand(i, client, shard)
+            if y.is_floating_point() or y.dim() != 1:
+                continue
+            wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
+            if wrong:
+                raise ValueError(
+                    f"client {i}: its {part}labels hold {wrong[0]} and the model has {outputs} outputs; number classes "
+                    f"from 0 to {outputs - 1}, or give the model more outputs"
+                )
+        if client.classes is None:
+            continue
+        if len(client.classes) != outputs:
             raise ValueError(
                 f"client {i}: classes has {len(client.classes)} values and the model has {outputs} outputs; one each"
             )
+        y = _labels_at_hand(i, client, client.train)
+        masked = [] if y.is_floating_point() else [k for k in y.unique().tolist() if k >= 0 and not client.classes[k]]
+        if masked:
+            raise ValueError(
+                f"client {i}: it trains on label {masked[0]}, which its classes leave out; set that to True"
+            )
+
+
+def _labels_at_hand(i: int, client: Client, shard: Shard) -> Tensor:
+    """The labels of a shard; of a Dataset only those of two samples: reading all of it may take an hour."""
+    if not isinstance(shard, Stored):
+        return shard[1]
+    return _two_samples(i, client)[1] if shard is client.train else read(first(shard, 2))[1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm import data, profile
+from hetperm import data, profile, trace
 from hetperm.client import Client
 from hetperm.config import OWN, Config
 from hetperm.data import Problem
@@ -31,11 +31,13 @@ from hetperm.runs.evaluate import accuracy
 from hetperm.runs.rehearsal import Metric, at_model
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
+from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
 from hetperm.shards import Inputs, Shard, Stored, first, labels_of, mapped, read
 from hetperm.texts import one_line
 from submodels import ScalableModel, zoo
 from submodels.cost import Cost, count
+from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Setting:
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
+        presence: who is there in which round.
     """
 
     clients: tuple[Client, ...]
@@ -73,11 +76,12 @@ class Setting:
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    presence: Presence = EVERYBODY
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
         config = config.override(device=self.config.device)
-        return replace(self, config=with_rates(config, self.shop.full.module))
+        return replace(self, config=with_rates(config, self.shop.full.module), presence=_presence(config))
 
     @property
     def slicer(self) -> Slicer:
@@ -174,6 +178,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         tiers: the capacity profile; the one that the configuration names unless given.
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
+    _presence(config)  # called for its error, before the data are read
     problem = data.load(
         config.dataset,
         num_clients=config.num_clients,
@@ -281,6 +286,59 @@ def from_model(
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
 
 
+def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cut: bool) -> Setting:
+    """The setting of a run that is over, without its clients.
+
+    Args:
+        model: at full width.
+        example: a batch of one sample.
+        cut: whether some client has a width below 1.
+    """
+    model = _placed(model, config)
+    weight = next(model.parameters())
+    example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+    shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
+    config = with_rates(config.override(device=str(device_of(config.device))), model)
+    return Setting((), shop, shop.full.take(), accuracy, dataset, config, (), "sequential")
+
+
+def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> None:
+    """Raise an error if the data of a client that joins a run do not fit the model of the run.
+
+    Args:
+        sample: the shape of one input of the run.
+    """
+    model, x = setting.shop.full.module, client.train[0]
+    if tuple(x.shape[1:]) != tuple(sample):
+        raise ValueError(
+            f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
+            f"{tuple(sample)}; prepare its data as those of the run were"
+        )
+    check_batch(model, client.n_train)
+    if setting.shop.loss is not F.cross_entropy:
+        return
+    outputs = _num_outputs(model, client)
+    for part in ("train", "val", "test"):
+        pair = getattr(client, part)
+        labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise ValueError(
+                f"the labels of {part} are {labels.dtype} of shape {tuple(labels.shape)}; the run has classes: give "
+                "whole numbers, (n,)"
+            )
+        wrong = [label for label in labels.unique().tolist() if label != rehearsal.IGNORED and not 0 <= label < outputs]
+        if wrong:
+            raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")
+
+
+def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
+    """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
+    config = setting.config
+    device, dtype = device_of(config.device), getattr(torch, config.dtype)
+    moved = tuple(_moved(client, device, dtype, config.batch_size) for client in clients)
+    return _masked(moved, setting.shop.full.module)[0] if config.label_mask else moved
+
+
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
     """Build the model of a run. The seed decides its weights."""
     with torch.random.fork_rng(devices=[]):
@@ -377,6 +435,8 @@ def _setting(
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
+        if all([int(client.classes.sum()) == 1 for client in clients]):
+            log.warning("with label_mask each client can only answer its one class: every model is right untrained")
     return Setting(
         clients=clients,
         shop=shop,
@@ -387,7 +447,12 @@ def _setting(
         tiers=tuple(tiers),
         engine=_engine(shop, clients, config),
         heads=tuple(heads),
+        presence=_presence(config),
     )
+
+
+def _presence(config: Config) -> Presence:
+    return Presence(config.participation, trace.load(config.trace) if config.trace else ())
 
 
 def _engine(shop: Workshop, clients: Sequence[Client], config: Config) -> str:

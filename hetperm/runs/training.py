@@ -100,6 +100,7 @@ def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, ke
         heads,
         keep,
         cache(setting.macs),
+        setting.presence,
         pace=pace,
         batch_size=config.batch_size,
     )
@@ -326,7 +327,8 @@ def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     if different:
         return different
     if was.get("setting") != ours["setting"]:
-        return "it has other clients, labels or another model; bring those back, or start another run with --out"
+        what = "it has other clients, labels or another model (or trace)"
+        return f"{what}; bring those back, or start another run with --out"
     return None
 
 
@@ -342,7 +344,9 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
-        "the mixing weights": state.alpha is None or _is_mixing(state.alpha, count),
+        "the mixing weights": (is_diverged or not METHODS[method].mixes)
+        if state.alpha is None
+        else _is_mixing(state.alpha, count),
         "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
         "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
@@ -389,6 +393,8 @@ def _fingerprint(setting: Setting) -> str:
         shapes, labels = _shapes(client.train)
         total.update(repr((client.key, client.width, *shapes)).encode())
         total.update(labels)
+    if setting.presence.trace:
+        total.update(repr(setting.presence.trace).encode())
     return total.hexdigest()
 
 
@@ -410,7 +416,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
     also holds figures on validation data, which tuning uses.
     """
     r = state.r
-    row, test = {"epoch": r, **vars(state.work)}, ((), ())
+    row, test = {"epoch": r, **state.work.figures}, ((), ())
     if not evaluated:
         return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"
