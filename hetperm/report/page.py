@@ -54,7 +54,8 @@ def _template() -> Template:
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "methods gains attendance tiers mixing profile resources several seeds seed_pages clients epochs config".split()
+    "methods gains attendance tiers mixing profile resources several seeds seed_pages clients nodes epochs "
+    "config".split()
 )
 
 
@@ -74,6 +75,7 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "several": several,
         "seeds": _seed_grid(contents.seeds) if contents.seeds else None,
         "clients": tables.row_grid(clients) if clients and not several else None,
+        "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": tables.row_grid([_epoch(row) for row in contents.metrics]) if contents.metrics else None,
         "config": contents.config,
         "repeatable": contents.settings.get("dataset") != "own",  # a user's own data and model are in no file
