@@ -137,7 +137,10 @@ class Result:
             raise ValueError(
                 "the run has no reports at a common model; perm with discrepancy 'probe' has, if it estimates weights"
             )
-        sample, widths = self.setting.clients[0].train[0].shape[1:], self.main.widths
+        inputs, widths = read(first(self.setting.clients[0].train, 1))[0], self.main.widths
+        if not isinstance(inputs, Tensor):
+            raise ValueError("the model of the run takes several inputs, and clients join only models that take one")
+        sample = inputs.shape[1:]
         run = join.Run(self.setting, server, widths, self.setting.tiers, sample, self.state.deployed.__getitem__)
         return join.added(run, client, budget=budget, steps=steps)
 

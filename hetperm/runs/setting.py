@@ -348,6 +348,8 @@ def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> N
     Args:
         sample: the shape of one input of the run.
     """
+    if isinstance(client.train, Stored) or not isinstance(client.train[0], Tensor):
+        raise ValueError("the client that joins has a Dataset or several inputs; it needs a pair of tensors, (x, y)")
     model, x = setting.shop.full.module, client.train[0]
     if tuple(x.shape[1:]) != tuple(sample):
         raise ValueError(
