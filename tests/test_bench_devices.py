@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hetperm.bench.devices import limits
-from hetperm.bench.devices.clock import Clock, Speed, size
+from hetperm.runs.clock import Clock, Speed, size
 from hetperm.bench.devices.federated import points, to_reach
 from hetperm.bench.devices.limits import Cgroup, DataLimit, Unusable
 from hetperm.device.gradients import BatchGradient, FullGradient, Report, ReportGradient

@@ -55,7 +55,7 @@ def rows(path) -> list[dict]:
 
 def test_the_folder_holds_what_the_design_lists(finished):
     pictures = ["accuracy.png", "alpha.png", "tiers.png"]
-    tables = ["baselines.csv", "clients.csv", "metrics.csv", "profile.csv"]
+    tables = ["baselines.csv", "client_metrics.csv", "clients.csv", "metrics.csv", "profile.csv"]
     others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "summary.json", "timing.json"]
     folders = {
         "checkpoint": [f"{name}.{kind}" for name in ("local", "perm") for kind in ("jsonl", "safetensors")],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
 from hetperm.runs import checkpoint, client_models, files, memory, training
 from hetperm.runs.coverage import coverage_of
+from hetperm.runs.machine import machine
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
@@ -376,7 +378,10 @@ def _write(result: Result) -> None:
     if folder is None:
         return
     files.write_json(folder / "summary.json", result.summary)
-    files.write_csv(folder / "metrics.csv", result.history)
+    files.write_csv(folder / "metrics.csv", training.metric_rows(result.history))
+    curves = training.client_curve_rows(result.history)
+    if curves:
+        files.write_csv(folder / "client_metrics.csv", curves)
     files.write_csv(folder / "clients.csv", result.clients)
     rivals = [{"method": name, **row} for name, rival in result.baselines.items() for row in _epoch_rows(rival)]
     if rivals:
@@ -435,13 +440,28 @@ def _draw(result: Result) -> None:
     table = result.state.memory.get(LOOK_AHEAD)
     if table is not None:
         shares, losses = table["shares"].tolist(), table["losses"].cpu().numpy()
-        rows = [{"share": share, "loss": float(loss)} for share, loss in zip(shares, losses.mean(1), strict=True)]
-        files.write_csv(folder / "look-ahead.csv", rows)
+        files.write_csv(folder / "look-ahead.csv", _outlook_rows(shares, losses, int(table["chosen"])))
         figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
         files.write(folder / "look-ahead.png", pictures.png(figure))
     files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
     tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
     files.write(folder / "tiers.png", pictures.png(tiers))
+
+
+def _outlook_rows(shares: Sequence[float], losses: np.ndarray, chosen: int) -> list[dict[str, Any]]:
+    """The rows of look-ahead.csv: for each candidate the mean loss, and how it differs from being alone, client by client.
+
+    Args:
+        losses: (C, M) the loss of each client that was asked, for every candidate.
+    """
+    gains = losses - losses[:1]
+    errors = gains.std(1) / np.sqrt(losses.shape[1])
+    return [
+        {"share": share, "loss": loss, "minus_alone": gain, "standard_error": error, "chosen": int(k == chosen)}
+        for k, (share, loss, gain, error) in enumerate(
+            zip(shares, losses.mean(1).tolist(), gains.mean(1).tolist(), errors.tolist(), strict=True)
+        )
+    ]
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -488,5 +508,6 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
         "workers": config.workers,
         "device": config.device,
         "command": sys.argv,
+        "machine": machine(),
         "versions": {"hetperm": hetperm.__version__, "python": platform.python_version(), "torch": torch.__version__},
     }

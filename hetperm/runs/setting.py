@@ -21,7 +21,7 @@ from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
 from hetperm.mixing import complexity
 from hetperm.params import Params
-from hetperm.profile import Profile
+from hetperm.profile import Profile, Tier
 from hetperm.randomness import seed_for
 from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
@@ -52,6 +52,7 @@ class Setting:
         engine: the name of the engine that runs the tasks; never "auto".
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
+        devices: (N,) the tier of every client as its profile has it; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
     """
 
@@ -65,6 +66,7 @@ class Setting:
     engine: str
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
+    devices: tuple[Tier, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
 
     def with_config(self, config: Config) -> "Setting":
@@ -185,6 +187,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     return replace(
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
+        devices=tuple(tiers.tiers[k] for k in assigned),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
     )
 

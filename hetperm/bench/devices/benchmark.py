@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetperm.bench.devices.clock import Speed
+from hetperm.runs.clock import Speed
 from hetperm.bench.devices.device import Devices, Exceeded
 from hetperm.bench.devices.limits import LARGEST_SLACK, Limit, allowed_bytes, slack
 from hetperm.bench.devices.measure import Peak, allocated, timed, training, watched

@@ -10,7 +10,7 @@ import torch
 
 from hetperm.algorithms.base import Algorithm
 from hetperm.bench.devices.benchmark import Enforcement, Say
-from hetperm.bench.devices.clock import Clock, Speed
+from hetperm.runs.clock import Clock, Speed
 from hetperm.bench.devices.limited import Limited
 from hetperm.config import Config
 from hetperm.engine.sequential import Sequential

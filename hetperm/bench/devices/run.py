@@ -8,7 +8,7 @@ from typing import Any
 from hetperm import profile
 from hetperm.bench.devices import benchmark, federated, limits, show
 from hetperm.bench.devices.benchmark import Enforcement, Measured, Say
-from hetperm.bench.devices.clock import Speed
+from hetperm.runs.clock import Speed
 from hetperm.bench.devices.device import Devices
 from hetperm.bench.devices.limits import LARGEST_SLACK, Limit
 from hetperm.bench.devices.options import Options
