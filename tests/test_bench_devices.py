@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hetperm.bench.devices import limits
-from hetperm.runs.clock import Clock, Speed, size
 from hetperm.bench.devices.federated import points, to_reach
 from hetperm.bench.devices.limits import Cgroup, DataLimit, Unusable
 from hetperm.device.gradients import BatchGradient, FullGradient, Report, ReportGradient
@@ -15,6 +14,7 @@ from hetperm.device.updates import Ordered, Sgd
 from hetperm.device.wire import UPDATES
 from hetperm.engine.task import Failure, Task
 from hetperm.profile import Tier
+from hetperm.runs.clock import Clock, Speed, size
 from hetperm.runs.memory import MB
 
 # Limits

@@ -22,8 +22,12 @@ OUTLOOK = [
 
 @pytest.fixture
 def full(tmp_path):
+    return write_full(tmp_path / "run")
+
+
+def write_full(path):
     """The folder of a run with everything that charts are drawn from."""
-    path = write_run(tmp_path / "run")
+    write_run(path)
     alpha = np.zeros((6, 6))
     alpha[0, 0], alpha[0, 4], alpha[1:, 1] = 0.25, 0.75, 1
     files.write_alpha(path, alpha)
@@ -112,9 +116,9 @@ def test_seeds_are_paired_with_a_t_interval_by_hand(tmp_path):
 def test_what_was_chosen_stands_beside_the_losses_that_decided_it(full):
     said = Page(render(full)).said("li")
     assert (
-        "one step ahead, clients' mean validation loss would be 0.9000 with this choice, 1.0000 if everybody were alone "
-        "and 1.2000 if everybody learned from everybody. Among choices that are as good, the one that shares least is "
-        "taken."
+        "one step ahead, clients' mean validation loss would be 0.9000 with this choice, 1.0000 if everybody were "
+        "alone and 1.2000 if everybody learned from everybody. Among choices that are as good, the one that shares "
+        "least is taken."
     ) in said
     (outlook,) = data(full)["outlook"]
     assert (outlook["share"], outlook["gain"], outlook["chosen"]) == ([0.0, 0.7, 1e6], [0.0, -0.1, 0.2], 1)

@@ -148,8 +148,8 @@ def everybody_alone(run: Evidence) -> Iterator[str]:
     alike = mean(sizes[row["group"]] for row in run.clients)
     if alike >= 2 and alpha.effective_partners < ALONE:
         yield (
-            f"every client learns alone ({alpha.effective_partners:.1f} effective partners), though {alike:.0f} have the "
-            "same kind of data; try --share 0.7, or more --steps so that the warm-up can tell them apart"
+            f"every client learns alone ({alpha.effective_partners:.1f} effective partners), though {alike:.0f} have "
+            "the same kind of data; try --share 0.7, or more --steps so that the warm-up can tell them apart"
         )
 
 
@@ -162,8 +162,8 @@ def everybody_with_everybody(run: Evidence) -> Iterator[str]:
     if mixed and not is_blank(alpha.effective_partners) and alpha.effective_partners >= ALONE:
         yield (
             f"everybody learns from everybody: {alpha.same_group_mass:.2f} of the weight is within the own group and "
-            f"{chance:.2f} would be by chance, though the data are of {len(run.sizes)} kinds; try --share 0.7, or a longer "
-            "warm-up (--warmup-rounds)"
+            f"{chance:.2f} would be by chance, though the data are of {len(run.sizes)} kinds; try --share 0.7, or a "
+            "longer warm-up (--warmup-rounds)"
         )
 
 

@@ -50,7 +50,7 @@ const method = Object.fromEntries((data.methods || []).map((one) => [one.name, o
 
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough);
+  const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((size) => size >= rough);
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(12));
   return found;

@@ -449,7 +449,7 @@ def _draw(result: Result) -> None:
 
 
 def _outlook_rows(shares: Sequence[float], losses: np.ndarray, chosen: int) -> list[dict[str, Any]]:
-    """The rows of look-ahead.csv: for each candidate the mean loss, and how it differs from being alone, client by client.
+    """The rows of look-ahead.csv: for each candidate the mean loss, and how much more it is than alone.
 
     Args:
         losses: (C, M) the loss of each client that was asked, for every candidate.
