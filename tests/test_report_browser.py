@@ -1,6 +1,7 @@
 """The report in a real browser: hover, sort, keys, clients, dark and light, narrow and wide, and hostile names."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from browser import chromium, seen
@@ -150,7 +151,7 @@ def test_every_control_has_a_name_and_every_chart_a_description(page):
     assert nameless == 0
     levels = page.execute_script("return [...document.querySelectorAll('h1, h2, h3')].map((head) => +head.tagName[1])")
     assert levels[0] == 1
-    assert all([after - before <= 1 for before, after in zip(levels, levels[1:])])
+    assert all([after - before <= 1 for before, after in pairwise(levels)])
 
 
 def test_the_page_fetches_nothing_and_no_script_complains(page):

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from hetperm.report.contents import Mixing, Row, Rows, Summary, deployed, is_blank
+from hetperm.report.contents import Mixing, Rows, Summary, deployed, is_blank
 
-MARGIN = 0.01  # of a figure on validation data below which two methods are level
+MARGIN = 0.02  # of a figure on validation data below which two methods are level
 SHORT = 50  # steps of a client: a shorter warm-up hardly tells clients apart
 FOUND = 0.95  # of the weight within the own group: groups were told apart
 LOST = 0.1  # of the way from equal weights to groups told apart: they were not told apart at all
 ALONE = 1.5  # effective partners below which a client is as good as alone
 RISE = 1.25  # times the lowest loss: it rises
 NOTHING = 0.03  # above always answering the most common class: nothing was learned
+ENOUGH = 20  # samples of a client that show which class is common
 LOCAL = "local"
 
 
@@ -30,7 +31,6 @@ class Evidence:
     summary: Summary
     histories: Mapping[str, Rows]
     clients: Rows
-    profile: Rows
     settings: Mapping[str, Any]
 
     @property
@@ -100,12 +100,10 @@ def short_warmup(run: Evidence) -> Iterator[str]:
     if alpha is None or steps is None or steps >= SHORT:
         return
     mass = alpha.same_group_mass if run.sizes else None
-    # Where groups are not known, only that it did not help says that clients were not told apart.
-    if mass is None and not _is_behind(run):
+    # Where groups are not known, only that mixing did not help says that clients were not told apart.
+    if (not _is_behind(run)) if is_blank(mass) else mass >= FOUND:
         return
-    if mass is not None and mass >= FOUND and not _is_behind(run):
-        return
-    seen = "" if mass is None else f" ({mass:.2f} of the weight is within the own group)"
+    seen = "" if is_blank(mass) else f" ({mass:.2f} of the weight is within the own group)"
     yield (
         f"the warm-up was {steps:.0f} steps a client, too short to tell clients apart{seen}; "
         f"give it more by --steps 800 (half of them warm up) or --warmup-rounds {_rounds(run)}"
@@ -169,40 +167,42 @@ def everybody_with_everybody(run: Evidence) -> Iterator[str]:
 
 def rising_loss(run: Evidence) -> Iterator[str]:
     """The loss was lower before."""
-    for name in (run.summary.algorithm,):
-        losses = [
-            (row["epoch"], row["loss_mean"])
-            for row in run.histories.get(name, ())
-            if not is_blank(row.get("loss_mean"))
-        ]
-        if len(losses) < 3:
-            return
-        epoch, lowest = min(losses, key=lambda pair: pair[1])
-        last = losses[-1][1]
-        if last > RISE * lowest and lowest > 0:
-            rate = run.settings.get("personal_lr")
-            smaller = "a smaller --personal-lr" + ("" if is_blank(rate) else f" (now {rate:g})")
-            yield (
-                f"the test loss of {name} rises, from {lowest:.3g} after epoch {epoch} to {last:.3g}; try {smaller}, "
-                "--decay linear, or fewer --steps"
-            )
+    name = run.summary.algorithm
+    rows = [row for row in run.histories.get(name, ()) if not is_blank(row.get("loss_mean"))]
+    if len(rows) < 3:
+        return
+    lowest, last = min(rows, key=lambda row: row["loss_mean"]), rows[-1]
+    if 0 < RISE * lowest["loss_mean"] < last["loss_mean"]:
+        rate = run.settings.get("personal_lr")
+        smaller = "a smaller --personal-lr" + ("" if is_blank(rate) else f" (now {rate:g})")
+        yield (
+            f"the test loss of {name} rises, from {lowest['loss_mean']:.3g} after epoch {lowest['epoch']} to "
+            f"{last['loss_mean']:.3g}; try {smaller}, --decay linear, or fewer --steps"
+        )
 
 
 def idle_tier(run: Evidence) -> Iterator[str]:
     """A tier is no better than always giving the same answer."""
-    for tier, entry in run.summary.main.tiers.items():
-        guesses = [row.get("most_common") for row in run.clients if str(row.get("tier")) == tier]
-        guesses = [guess for guess in guesses if not is_blank(guess)]
-        if (
-            guesses
-            and not is_blank(entry.accuracy)
-            and entry.accuracy < mean(guesses) + NOTHING
-            and mean(guesses) < 0.95
-        ):
-            yield (
-                f"tier {tier} learns nothing: {entry.accuracy:.3f}, and always answering the most common class gives "
-                f"{mean(guesses):.3f}; give it a larger width in the profile, a larger --personal-lr or more --steps"
-            )
+    idle = {}
+    for tier in run.summary.tier_names:
+        reached, guess = run.summary.main.tiers[tier].accuracy, _guess(run, tier)
+        if not is_blank(reached) and guess is not None and guess < 1 - NOTHING and reached < guess + NOTHING:
+            idle[tier] = (reached, guess)
+    if idle:
+        reached, guess = (mean(values) for values in zip(*idle.values(), strict=True))
+        yield (
+            f"{'tier' if len(idle) == 1 else 'tiers'} {', '.join(idle)} learn{'s' * (len(idle) == 1)} nothing: "
+            f"{reached:.3f}, and always answering the most common class gives {guess:.3f}; try another step size "
+            "(--global-lr, --personal-lr), more --steps, or a larger width in the profile"
+        )
+
+
+def _guess(run: Evidence, tier: str) -> float | None:
+    """What a client of a tier reaches on average by always answering its most common class."""
+    rows = [row for row in run.clients if str(row.get("tier")) == tier and not is_blank(row.get("most_common"))]
+    # Of few samples some class is always common.
+    guesses = [row["most_common"] for row in rows if row.get("n_train", 0) >= ENOUGH]
+    return mean(guesses) if guesses else None
 
 
 RULES: Mapping[str, Rule] = {
@@ -219,14 +219,9 @@ RULES: Mapping[str, Rule] = {
 
 
 def notes(run: Evidence) -> list[str]:
-    """What a reader of the figures should know: methods that diverged, visits that did not take place, empty tiers."""
+    """What a reader of the figures should know: methods that diverged, visits that did not take place."""
     found = [f"{name}: {method.diverged}" for name, method in run.summary.methods.items() if method.diverged]
     skipped = run.summary.main.cost.skipped
     if skipped:
         found.append(f"{skipped:,.0f} visits did not take place, because the host was away or too small")
-    found += [f"tier {row['tier']} has no clients" for row in run.profile if _none(row)]
     return found
-
-
-def _none(row: Row) -> bool:
-    return row.get("clients") == 0

@@ -29,6 +29,7 @@ class Run:
         curves: one row per epoch and client.
         outlook: one row per candidate of the look ahead.
         clients: one row per client.
+        warnings: what was odd about clients and their sizes.
         about: what timing.json says of the machine and the versions.
         models: client -> names of the files of its model, relative to the folder.
     """
@@ -40,7 +41,7 @@ class Run:
     curves: Rows = ()
     outlook: Rows = ()
     clients: Rows = ()
-    profile: Rows = ()
+    warnings: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: Row = field(default_factory=dict)
     models: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -66,7 +67,7 @@ def read_run(folder: Path, summary: Summary, settings: Mapping[str, Any]) -> Run
         curves=_rows(folder / "client_metrics.csv"),
         outlook=_rows(folder / "look-ahead.csv"),
         clients=_rows(folder / "clients.csv"),
-        profile=_rows(folder / "profile.csv"),
+        warnings=_lines(folder / "warnings.txt"),
         settings=settings,
         about=_about(folder / CLOCK),
         models=_models(folder, summary.num_clients),
@@ -75,6 +76,13 @@ def read_run(folder: Path, summary: Summary, settings: Mapping[str, Any]) -> Run
 
 def _rows(path: Path) -> Rows:
     return read_csv(path) if path.is_file() else []
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
 
 
 def _histories(folder: Path, algorithm: str) -> dict[str, Rows]:

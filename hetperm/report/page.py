@@ -103,7 +103,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
     shown = [] if several else charts.shown_clients(clients)
     return {
         "advice": advice.lines(evidence),
-        "notes": list(dict.fromkeys(note for run in evidence for note in advice.notes(run))),
+        "notes": list(dict.fromkeys(note for run in runs for note in (*run.warnings, *advice.notes(evidence_of(run))))),
         "reasons": reasons(runs),
         "machine": runs[0].about if runs else None,
         "costs": tables.cost_grid(summary),
@@ -153,7 +153,7 @@ def _worst(clients: Rows, shown: Rows) -> str:
 
 def evidence_of(run: Run) -> advice.Evidence:
     """What advice is given by."""
-    return advice.Evidence(run.summary, run.histories, run.clients, run.profile, run.settings)
+    return advice.Evidence(run.summary, run.histories, run.clients, run.settings)
 
 
 RESOURCES_LEAD = (

@@ -24,15 +24,18 @@ from hetperm.device.bench import Loss
 from hetperm.methods import check_method_tables
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
+from hetperm.report.advice import Evidence, lines
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, memory, training
+from hetperm.runs import checkpoint, client_models, files, memory, tensorboard, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.machine import machine
+from hetperm.runs.progress import progress
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.state import State
+from hetperm.texts import one_line
 from submodels import WHOLE
 
 log = logging.getLogger(__name__)
@@ -97,6 +100,22 @@ class Result:
         """The metrics of the algorithm, one row per epoch."""
         return self.main.history
 
+    @property
+    def advice(self) -> list[str]:
+        """What seems to have gone wrong and what to try, one sentence each; empty if nothing did."""
+        return lines([self.evidence])
+
+    @property
+    def evidence(self) -> Evidence:
+        """What advice is given by."""
+        trained = {self.main.method: self.main, **self.baselines}
+        return Evidence(
+            summary=Summary.from_json(self.summary),
+            histories={name: one.history for name, one in trained.items()},
+            clients=self.clients,
+            settings=tomllib.loads(self.setting.config.to_toml()),
+        )
+
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
         bench = self.setting.shop.at(self.main.widths[i])
@@ -117,11 +136,12 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
     if config.seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     setting = from_config(config)
-    with _opened(setting.config, name) as folder:
-        return _execute(setting, folder, on_epoch, on_start)
+    with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
+        return _execute(setting, folder, *hooks)
 
 
 def fit(
@@ -134,6 +154,8 @@ def fit(
     on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
+
+    On a terminal it shows its progress, unless the config is quiet.
 
     Args:
         model: any module; training begins from its weights, and the module itself is not changed.
@@ -161,12 +183,16 @@ def fit(
     if strange is not None:
         raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
+    tensorboard.check(config.log, has_folder=config.out is not None)
     config = config.override(num_clients=len(clients), dataset=OWN)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric)
-    with nullcontext() if config.out is None else _opened(setting.config) as folder:
-        return _execute(setting, folder, on_epoch)
+    with (
+        nullcontext() if config.out is None else _opened(setting.config) as folder,
+        _shown(config, on_epoch) as hooks,
+    ):
+        return _execute(setting, folder, *hooks)
 
 
 def sweep(
@@ -179,12 +205,16 @@ def sweep(
     if not config.seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
     first, results, lost = from_config(seeds[0]), [], {}
-    with _opened(config.override(device=first.config.device), name) as folder:
+    with (
+        _opened(config.override(device=first.config.device), name) as folder,
+        _shown(config, on_epoch, on_start) as (on_epoch, on_start),
+    ):
         for of_seed in seeds:
             begun = bool(results or lost)
             setting = from_config(of_seed) if begun else first
@@ -224,6 +254,27 @@ def _seed_row(result: Result) -> dict[str, Any]:
 def run_name(config: Config) -> str:
     """The name of the run folder in runs/."""
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
+
+
+@contextmanager
+def _shown(
+    config: Config, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
+) -> Iterator[tuple[OnEpoch, OnStart]]:
+    """A context with a progress bar; provides what is called after every epoch and at the start: the bar, and these."""
+    methods, runs = (config.algorithm, *config.baselines), max(1, len(config.seeds))
+    with progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
+
+        def after_epoch(method: str, row: Mapping[str, Any]) -> None:
+            for call in filter(None, (bar, on_epoch)):
+                call(method, row)
+
+        def at_start(setting: Setting) -> None:
+            if on_start:
+                on_start(setting)
+            if bar:  # second, or lines would be printed into it
+                bar.start()
+
+        yield after_epoch, at_start
 
 
 @contextmanager
@@ -301,6 +352,8 @@ def _execute(
 def _write_profile(setting: Setting, folder: Path) -> None:
     if setting.profile:
         files.write_csv(folder / "profile.csv", setting.profile)
+    if setting.warnings:
+        files.write(folder / "warnings.txt", "".join(f"{one_line(text)}\n" for text in setting.warnings))
 
 
 def _checkpoints(folder: Path) -> Path:
@@ -326,12 +379,17 @@ def _train(
     kept = None if folder is None else _checkpoints(folder)
     metrics = folder / "metrics.csv" if folder and name == setting.config.algorithm else None
     keep = training.keeper(kept, name, before, metrics)
+    log_to = folder if setting.config.log == "tensorboard" else None
     # Closed even after an error: the generator holds an engine whose workers must end.
-    with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
+    with (
+        closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs,
+        tensorboard.opened(log_to, name, after=len(before.history) if before else 0) as scalars,
+    ):
         try:
             for now in epochs:
                 if now is not before:  # what came from a checkpoint is saved already
                     keep(now)
+                    scalars(now.history, now.state.alpha)
                 if on_epoch and now.history:
                     on_epoch(name, now.history[-1])
         except NotFinite as error:

@@ -53,6 +53,7 @@ class Setting:
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         devices: (N,) the tier of every client as its profile has it; empty if clients came with their own widths.
+        warnings: what was odd about the clients and their sizes, one sentence each.
         architecture: the description from which `load_client` builds the model.
     """
 
@@ -67,6 +68,7 @@ class Setting:
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
     devices: tuple[Tier, ...] = ()
+    warnings: tuple[str, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
 
     def with_config(self, config: Config) -> "Setting":
@@ -172,11 +174,13 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     model = _placed(build(config, sizes), config)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
-    for name in profile.empty_tiers(tiers, assigned):
-        log.warning("tier %s of profile %s has none of the %d clients", name, tiers.name, len(clients))
+    empty = profile.empty_tiers(tiers, assigned)
+    warnings = [f"tier {name} of profile {tiers.name} has none of the {len(clients)} clients" for name in empty]
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
-        log.warning("%s", untrained)
+        warnings.append(untrained)
+    for warning in warnings:
+        log.warning("%s", warning)
     shop = Workshop(model, F.cross_entropy, scalable)
     setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
     size = config.batch_size
@@ -188,6 +192,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
         devices=tuple(tiers.tiers[k] for k in assigned),
+        warnings=tuple(warnings),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
     )
 
