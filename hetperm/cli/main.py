@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, reproduce, resources, train
+from hetperm.cli import bench, compare, reproduce, resources, train
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "train": (train.main, "train personal models and compare with rivals"),
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
     "report": (report, "write report.html of a run's folder anew"),
+    "compare": (compare.main, "put runs on the same clients side by side"),
     "bench": (bench.main, "time rounds and epochs"),
     "bench resources": (resources.main, "does the model fit each device tier?"),
 }

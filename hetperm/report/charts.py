@@ -107,7 +107,7 @@ def _dots(label: str, values: Mapping[str, Any], spreads: Mapping[str, Any]) -> 
 
 def paired(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
     """The algorithm minus each rival with a 95% interval: over seeds if there are several, else over clients."""
-    over, values = "seeds", {}
+    over = "seeds"
     if summary.seeds:
         figures = {name: {run.summary.seed: _mean_of(run, name) for run in runs} for name in summary.methods}
     else:
@@ -118,18 +118,28 @@ def paired(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
             name: {row["client"]: row.get(column) for row in rows if not is_blank(row.get(METRIC))}
             for name, column in columns.items()
         }
-    ours = comparison.Sample(figures[summary.algorithm])
-    for rival in summary.baselines:
-        difference = comparison.paired(ours, comparison.Sample(figures[rival]))
-        if difference is not None:
-            values[rival] = {
-                "mean": _short(difference.mean),
-                "low": _short(difference.low),
-                "high": _short(difference.high),
-                "verdict": difference.verdict,
-                "each": [_short(a - figures[rival][key]) for key, a in figures[summary.algorithm].items()],
-            }
-    return {"over": over, "ours": summary.algorithm, "rivals": values}
+    ours = summary.algorithm
+    pairs = {rival: pair(figures[ours], figures[rival]) for rival in summary.baselines}
+    return {
+        "over": over,
+        "title": f"{ours} minus each rival, with a 95% interval over {over}",
+        "heads": ["rival", "difference", "95% interval", f"{ours} is"],
+        "rivals": {rival: values for rival, values in pairs.items() if values},
+    }
+
+
+def pair(ours: Mapping[int, float | None], theirs: Mapping[int, float | None]) -> dict[str, Any] | None:
+    """Ours minus theirs, by seed or by client, with its 95% interval; None if there is nothing to compare."""
+    difference = comparison.paired(comparison.Sample(ours), comparison.Sample(theirs))
+    if difference is None:
+        return None
+    return {
+        "mean": _short(difference.mean),
+        "low": _short(difference.low),
+        "high": _short(difference.high),
+        "verdict": difference.verdict,
+        "each": [_short(value - theirs[key]) for key, value in ours.items() if key in theirs],
+    }
 
 
 def _mean_of(run: Run, method: str) -> float | None:

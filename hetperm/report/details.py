@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from hetperm.report.contents import Contents, Row, Rows, Summary, read_csv, read_summary, seed_folders
+from hetperm.report.contents import (
+    Contents,
+    Row,
+    Rows,
+    Summary,
+    read_csv,
+    read_settings,
+    read_summary,
+    seed_folders,
+)
 from hetperm.report.fields import table
 
 CLOCK = "timing.json"
@@ -54,7 +63,8 @@ def runs_of(folder: Path, contents: Contents) -> list[Run]:
     if not contents.summary.seeds:
         return [read_run(folder, contents.summary, contents.settings)]
     homes = [home for home in seed_folders(folder, contents.summary) if (home / "summary.json").is_file()]
-    return [read_run(home, read_summary(home), contents.settings) for home in homes]
+    # The configuration of a seed has its step sizes; that of the sweep has them only if they were given.
+    return [read_run(home, read_summary(home), read_settings(home) or contents.settings) for home in homes]
 
 
 def read_run(folder: Path, summary: Summary, settings: Mapping[str, Any]) -> Run:

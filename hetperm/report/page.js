@@ -171,19 +171,19 @@ function lineChart(box, lines, labels) {
 // All methods: how far the algorithm is ahead of each rival
 
 function pairedChart(box) {
-  const { rivals, over, ours } = data.paired, names = Object.keys(rivals);
+  const { rivals, over, title, heads } = data.paired, names = Object.keys(rivals);
   if (!names.length) return;
   const panel = make("div");
-  box.append(make("h3", {}, `${ours} minus each rival, with a 95% interval over ${over}`), panel,
+  box.append(make("h3", {}, title), panel,
     make("p", { class: "note" }, over === "seeds"
       ? "A dot is a seed, the diamond their mean. An interval that does not reach zero leaves little doubt."
-      : "A dot is a client, the diamond their mean. One run says little about other seeds: --seeds 0 1 2 does."));
+      : "A dot is a client, the diamond their mean. One seed says little about others: --seeds 0 1 2 does."));
   responsive(panel, (width) => {
     const row = 34, left = Math.min(150, width * 0.33), right = 14, height = row * names.length + 34;
     const values = names.flatMap((name) => [...rivals[name].each, rivals[name].low, rivals[name].high, 0]);
     const x = range(values), at = (value) => left + (value - x[0]) / (x[1] - x[0]) * (width - left - right);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": names.map((name) =>
-      `${ours} minus ${name}: ${signed(rivals[name].mean)}${rivals[name].low === null ? "" : `, from ${signed(rivals[name].low)} to ${signed(rivals[name].high)}`}`).join("; ") });
+      `${name}: ${signed(rivals[name].mean)}${rivals[name].low === null ? "" : `, from ${signed(rivals[name].low)} to ${signed(rivals[name].high)}`}`).join("; ") });
     for (const value of ticks(x[0], x[1], 5)) {
       svg.append(draw("line", { class: value === 0 ? "axis" : "grid", x1: at(value), x2: at(value), y1: 0, y2: height - 28 }),
         draw("text", { class: "faint", x: at(value), y: height - 12, "text-anchor": "middle" }, plain(value)));
@@ -202,7 +202,7 @@ function pairedChart(box) {
     make("td", {}, rivals[name].low === null ? "-" : `${signed(rivals[name].low)} to ${signed(rivals[name].high)}`),
     make("td", {}, rivals[name].verdict)));
   box.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
-    ...["rival", "difference", "95% interval", `${ours} is`].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...rows))));
+    ...heads.map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...rows))));
 }
 
 // Tiers

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from hetperm.report import advice, charts, tables
@@ -55,7 +55,7 @@ def filled(template: str, parts: Mapping[str, Any]) -> str:
     sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
     frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
-    return _template(template).render({**frame, **parts}).encode(errors="replace").decode()
+    return _environment().get_template(template).render({**frame, **parts}).encode(errors="replace").decode()
 
 
 # address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
@@ -78,12 +78,18 @@ def _text(name: str) -> str:
 
 
 @cache
-def _template(name: str) -> Template:
+def _environment() -> Environment:
     # Names of tiers, methods and datasets come from users: autoescape makes texts of them, never elements.
     # A name that the template misspells is an error, not an empty place on the page.
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        loader=FunctionLoader(_text),
+    )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # and keys in their own order
-    return environment.from_string(_text(name))
+    return environment
 
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
@@ -93,6 +99,7 @@ EMPTY: Mapping[str, Any] = {
         "advice notes machine".split()
     ),
     "data": {},
+    "generator": "hetperm report",
 }
 
 
