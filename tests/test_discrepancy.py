@@ -259,3 +259,55 @@ def test_micro_batches_without_samples_are_an_error():
         discrepancy.noise(torch.ones(2, 3), torch.tensor([3, 1, 1]))
     with pytest.raises(ValueError, match=r"\(batches, coordinates\)"):
         discrepancy.noise(torch.ones(3))
+
+
+# Distances of very many clients, row by row
+
+
+def many_gradients(dtype=torch.float64):
+    """Eleven gradients, of which three are equal, as two chunks."""
+    g = torch.randn(11, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 100
+    g[4] = g[9] = g[1]
+    return g.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("block", [1, 4, 256])
+def test_distances_row_by_row_are_those_of_the_matrix(dtype, block, monkeypatch):
+    monkeypatch.setattr(discrepancy, "BLOCK", block)
+    g = many_gradients(dtype)
+    literal = (g.double()[:, None] - g.double()).square().sum(-1)
+    lazy = discrepancy.Distances([g[:, :3], g[:, 3:]])
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    for rows in (slice(None), slice(2, 7), torch.tensor([10, 0, 4, 4])):
+        torch.testing.assert_close(lazy[rows], literal[rows], rtol=tolerance, atol=tolerance)
+    assert lazy.shape == (11, 11) and len(lazy) == 11
+    assert lazy.max() == float(lazy[:].max())
+    same = torch.tensor([1, 4, 9])
+    assert not lazy[:].diagonal().any() and not lazy[same][:, same].any()
+
+
+def test_relabelling_clients_relabels_distances_row_by_row_to_the_bit(monkeypatch):
+    monkeypatch.setattr(discrepancy, "BLOCK", 4)
+    g, order = many_gradients(torch.float32), torch.randperm(11, generator=torch.Generator().manual_seed(1))
+    lazy = discrepancy.Distances(g)
+    assert torch.equal(discrepancy.Distances(g[order])[:], lazy[:][order][:, order])
+    assert torch.equal(discrepancy.reordered(lazy, order)[:], lazy[:][order][:, order])
+    assert torch.equal(discrepancy.reordered(lazy[:], order), lazy[:][order][:, order])
+    some = torch.tensor([3, 8])
+    assert torch.equal(lazy[some], lazy[:][some])
+
+
+def test_from_so_many_clients_on_distances_are_no_matrix(monkeypatch):
+    monkeypatch.setattr(discrepancy, "DENSE_UP_TO", 10)
+    assert isinstance(discrepancy.distances([many_gradients()], 11), discrepancy.Distances)
+    matrix = discrepancy.distances([many_gradients()[:10]], 10)
+    assert torch.equal(matrix, discrepancy.pairwise(many_gradients()[:10]))
+
+
+def test_distances_row_by_row_refuse_what_the_matrix_refuses():
+    bad = many_gradients()
+    bad[3, 2] = math.inf
+    for gradients, words in ((bad, "client 3 is not finite"), (torch.zeros(3, 0), "no gradients")):
+        with pytest.raises(ValueError, match=words):
+            discrepancy.Distances(gradients)

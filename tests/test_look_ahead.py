@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ from hetperm.params import flat, unflatten
 from hetperm.server import look_ahead as module
 from hetperm.server.estimate import collect_reports
 from hetperm.server.federation import Federation
-from hetperm.server.look_ahead import SHARES, best_candidate, look_ahead
+from hetperm.server.look_ahead import SHARES, at_best_rate, best_candidate, look_ahead
 from hetperm.server.slicer import Slicer
 from hetperm.state import State
 
@@ -219,10 +218,12 @@ def with_validation(clients, n=20):
 def outlook(clients, *, federation=None, **options):
     federation = federation or make_federation(clients)
     reports = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
-    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-    return look_ahead(
-        federation, reports, lambda share: weights(share=share), **{"lr": 0.4, "batch_size": 4, **options}
-    )
+    return look_ahead(federation, reports, rows_by(reports), **{"lr": 0.4, "batch_size": 4, **options})
+
+
+def rows_by(reports):
+    """(clients, c) -> their rows of alpha."""
+    return lambda clients, c: mixing.weights_of(clients, reports.zeta, reports.q, reports.n, share=c)
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -238,7 +239,8 @@ def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(
     gradients = torch.stack(list(reports.gradients))
     assert [task.host for task in tasks] == federation.order
     assert {task.part for task in tasks} == {"val" if validated else "train"}
-    for k, task in enumerate(tasks):
+    tables = []
+    for task in tasks:
         assert task.width == 0.25 and equal({name: task.params[name] for name in probe}, probe)
         for c, share in enumerate(SHARES):
             row = mixing.weights(reports.zeta, reports.q, reports.n, share=share)[task.host]
@@ -246,8 +248,12 @@ def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(
             torch.testing.assert_close(task.params[DIRECTIONS][c], expected, rtol=0, atol=1e-12)
             assert task.params[OWN_SHARE][c] == row[task.host]
         client, bench = clients[task.host], make_shop().at(0.25)
-        table = task.update(bench, task.params, client.data(task.part), torch.Generator().manual_seed(task.seed))
-        assert torch.equal(got.losses[:, k], table.amin(1))
+        generator = torch.Generator().manual_seed(task.seed)
+        tables.append(task.update(bench, task.params, client.data(task.part), generator))
+    for c in range(len(SHARES)):
+        # The step size that is best for the mean over clients, and the same for all of them.
+        rate = min(range(len(module.RATES)), key=lambda e: sum(float(table[c, e]) for table in tables))
+        assert got.losses[c].tolist() == [float(table[c, rate]) for table in tables]
     assert got.shares == SHARES and got.losses.shape == (len(SHARES), 4)
     assert got.chosen == best_candidate(got.losses)
 
@@ -260,50 +266,73 @@ def updates_of_a_look(clients, **options):
 
 
 def test_step_sizes_are_multiples_of_that_of_the_global_model():
-    assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.1, 0.2, 0.4, 0.8)}
+    assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.1, 0.2, 0.4, 0.8, 1.6)}
 
 
-@pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 50), (100_000, 128)])
+@pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 32), (100_000, 128)])
 def test_the_steps_of_a_run_bound_the_samples_of_a_look(steps, most):
-    """3 % of 5000 steps of 4 samples are 600, and a loss at 9 shares and 4 rates takes a third of 36 of each sample."""
+    """3 % of 5000 steps of 4 samples are 600, and losses at 11 shares and 5 rates take a third of 55 of each sample."""
     clients = make_clients(WIDTHS[3:] * 2, sizes=(200, 130))
     assert {update.most for update in updates_of_a_look(clients, steps=steps)} == {most}
 
 
-def test_of_candidates_that_are_as_good_the_one_that_shares_least_is_chosen():
-    smallest = torch.ones(4)
-    noisy = smallest + torch.tensor([-1.0, 1.1, 1.0, -0.9])  # 0.05 more on average, with a standard error of 0.58
-    clear = smallest + torch.tensor([0.4, 0.5, 0.5, 0.4])  # 0.45 more, with a standard error of 0.03
-    alone = smallest + 1
-    assert best_candidate(torch.stack([alone, noisy, clear, smallest])) == 1
-    assert best_candidate(torch.stack([alone, clear, noisy, smallest])) == 2
-    assert best_candidate(torch.stack([alone, clear, smallest, noisy])) == 2
-    assert best_candidate(torch.stack([alone, clear, clear + 1, smallest])) == 3
+def test_all_clients_take_the_step_size_that_is_best_for_their_mean():
+    """Client by client the first candidate would have 0 and 0, and win; no step size of it leaves less than 2."""
+    table = torch.tensor([[[0.0, 4.0], [4.0, 0.0], [3.0, 3.0]], [[1.0, 2.5], [5.0, 5.0], [5.0, 5.0]]])
+    assert at_best_rate(table).tolist() == [[0.0, 4.0], [1.0, 2.5]]
+    assert best_candidate(at_best_rate(table), shares=(0.0, 0.7)) == 1
+
+
+def test_a_step_size_after_which_a_loss_is_not_finite_is_not_the_best():
+    table = torch.tensor([[[math.inf, 0.0], [2.0, 3.0], [math.nan, 0.0]]])
+    assert at_best_rate(table).tolist() == [[2.0, 3.0]]
+
+
+FIVE = (0.0, 0.35, 0.7, 1.4, 2.8)
+BEST = torch.ones(4)
+NOISY = BEST + torch.tensor([-1.0, 1.1, 1.0, -0.9])  # 0.05 more on average, with a standard error of 0.58
+WORSE = BEST + torch.tensor([0.4, 0.5, 0.5, 0.4])  # 0.45 more, with a standard error of 0.03
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ([WORSE, WORSE, WORSE, WORSE, BEST], 4),  # nothing else is as good
+        ([WORSE, WORSE, WORSE, NOISY, BEST], 3),  # the way ends before the share of groups
+        ([WORSE, WORSE, NOISY, NOISY, BEST], 2),  # it leads there,
+        ([NOISY, NOISY, NOISY, NOISY, BEST], 2),  # and not farther
+        ([WORSE, WORSE, NOISY, WORSE, BEST], 4),  # as good by chance, with a worse one on the way
+        ([BEST, NOISY, NOISY, WORSE, WORSE], 2),  # from the other side
+        ([BEST, NOISY, WORSE, WORSE, WORSE], 1),
+        ([BEST, WORSE, NOISY, NOISY, NOISY], 0),  # alone
+        ([NOISY, NOISY, BEST, NOISY, NOISY], 2),
+    ],
+)
+def test_from_the_best_the_way_goes_to_the_share_of_groups_while_candidates_are_as_good(losses, chosen):
+    assert best_candidate(torch.stack(losses), shares=FIVE) == chosen
 
 
 def test_the_tolerance_is_half_a_standard_error():
     """Differences of 0 and 2x: mean x, standard deviation sqrt(2) x, standard error x; of four clients less."""
-    pair = torch.tensor([[9.0, 9.0], [1.0, 1.2], [1.0, 1.0]]).double()
-    assert best_candidate(pair) == 2  # 0.1 is a whole standard error
-    four = torch.tensor([[9.0] * 4, [1.0, 1.0, 1.1, 0.95], [1.0] * 4]).double()  # 0.0125, standard error 0.031
-    assert best_candidate(four) == 1
-    four[1] += 0.005  # 0.0175, more than half of 0.031
-    assert best_candidate(four) == 2
+    groups, more = (0.7, 1.4), torch.ones(4).double()
+    pair = torch.tensor([[1.0, 1.2], [1.0, 1.0]]).double()
+    assert best_candidate(pair, groups) == 1  # 0.1 is a whole standard error
+    four = torch.stack([torch.tensor([1.0, 1.0, 1.1, 0.95]).double(), more])  # 0.0125, standard error 0.031
+    assert best_candidate(four, groups) == 0
+    four[0] += 0.005  # 0.0175, more than half of 0.031
+    assert best_candidate(four, groups) == 1
 
 
-def test_to_be_alone_must_be_better_than_to_share():
-    """The last: sharing costs 0.0175 with a standard error of 0.031, then 0.0325, more than a whole one."""
-    assert best_candidate(torch.zeros(4, 3)) == 1
-    assert best_candidate(torch.tensor([[1.0, 1.0], [1.1, 1.1], [2.0, 2.0]])) == 0
-    costs = torch.tensor([1.005, 1.005, 1.105, 0.955]).double()
-    for more, chosen in ((0.0, 1), (0.015, 0)):
-        assert best_candidate(torch.stack([torch.ones(4).double(), costs + more, costs + 1])) == chosen
+def test_candidates_that_all_clients_find_equal_leave_the_share_of_groups():
+    chosen = best_candidate(torch.zeros(len(SHARES), 3))
+    assert SHARES[chosen] == mixing.SHARE
 
 
 def test_infinite_losses_and_single_clients_leave_no_doubt():
-    assert best_candidate(torch.tensor([[math.inf, 0.0], [5.0, 5.0]])) == 1
-    assert best_candidate(torch.tensor([[5.0, 5.0], [math.inf, 0.0], [math.nan, 0.0]])) == 0
-    assert best_candidate(torch.tensor([[3.0], [2.0], [2.5]])) == 1
+    three = (0.0, 0.7, 1.4)
+    assert best_candidate(torch.tensor([[math.inf, 0.0], [5.0, 5.0], [5.0, 9.0]]), three) == 1
+    assert best_candidate(torch.tensor([[5.0, 5.0], [math.inf, 0.0], [math.nan, 0.0]]), three) == 0
+    assert best_candidate(torch.tensor([[2.0], [2.1], [2.5]]), three) == 0
 
 
 def test_groups_share_among_themselves_and_clients_that_are_all_alike_with_all():
@@ -345,8 +374,7 @@ def test_every_engine_finds_the_same(validated):
         with opened(kind, workers, clients, make_shop(deep)) as engine:
             federation = Federation(clients, engine, Slicer(scalable(deep)), seed=3)
             reports = collect_reports(federation, State(0, start(deep), ()), ReportGradient(3), batch_size=4)
-            weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-            tables.append(look_ahead(federation, reports, lambda c, w=weights: w(share=c), lr=0.4, batch_size=4).losses)
+            tables.append(look_ahead(federation, reports, rows_by(reports), lr=0.4, batch_size=4).losses)
     assert torch.equal(tables[0], tables[1]) and torch.equal(tables[0], tables[2])
     torch.testing.assert_close(tables[3], tables[0], rtol=1e-10, atol=1e-10)
 
@@ -362,8 +390,7 @@ def test_networks_with_batch_norms_look_ahead_too():
     clients = make_clients((1.0, 0.5, 0.5, 0.25), shape=IMAGE, sizes=(9, 2, 3, 8))
     federation = make_federation(clients, model=ResNet)
     reports = collect_reports(federation, State(0, start(ResNet), ()), ReportGradient(3), batch_size=4)
-    weights = partial(mixing.weights, reports.zeta, reports.q, reports.n)
-    got = look_ahead(federation, reports, lambda c: weights(share=c), lr=0.4, batch_size=4)
+    got = look_ahead(federation, reports, rows_by(reports), lr=0.4, batch_size=4)
     assert got.losses.isfinite().all()
 
 

@@ -354,6 +354,8 @@ def test_alpha_in_blocks_of_rows_is_the_whole_alpha(options, monkeypatch):
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(mixing.weights(zeta, q, n, **options), whole)
     assert torch.equal(mixing.sparse(mixing.weights_by_rows(zeta, q, n, **options)).to_dense(), whole)
+    some = [7, 0, 19, 7, 3]
+    assert torch.equal(mixing.weights_of(some, zeta, q, n, **options), whole[some])
 
 
 def test_the_sparse_form_holds_the_nonzero_entries_only():

@@ -300,6 +300,24 @@ def test_weights_in_blocks_of_rows_and_sparse_ones_are_the_whole(share, monkeypa
     assert [part.shape for part in parts] == [(3, 20)] * 6 + [(2, 20)]
     assert torch.equal(torch.cat(parts), whole) and torch.equal(mixing.weights(zeta, q, n, **options), whole)
     assert torch.equal(mixing.sparse_weights(zeta, q, n, **options).to_dense(), whole)
+    some = [7, 0, 19, 7, 3]
+    assert torch.equal(mixing.weights_of(some, zeta, q, n, **options), whole[some])
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7, 20.0])
+def test_distances_row_by_row_give_the_weights_of_the_matrix(share, monkeypatch):
+    stream = generator(7)
+    g = torch.randn(20, 3, generator=stream, dtype=torch.float64)
+    q, n = torch.rand(20, generator=stream), torch.arange(1, 21)
+    dense, lazy = discrepancy.pairwise(g), discrepancy.Distances(g)
+    monkeypatch.setattr(solver, "ENTRIES", 60)
+    whole = mixing.weights(dense, q, n, share=share)
+    alpha = mixing.sparse_weights(lazy, q, n, share=share)
+    torch.testing.assert_close(alpha.to_dense(), whole, rtol=1e-9, atol=1e-12)
+    assert torch.equal(mixing.weights_of([3, 17], lazy, q, n, share=share), alpha.to_dense()[[3, 17]])
+    spread = mixing.spread(whole, dense, q)
+    for zeta in (dense, lazy):
+        torch.testing.assert_close(mixing.spread(alpha, zeta, q), spread, rtol=1e-9, atol=1e-12)
 
 
 def test_groups_of_ten_are_told_apart_however_many_they_are_by_gradients_and_by_sketches():

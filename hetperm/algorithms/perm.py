@@ -15,7 +15,7 @@ from hetperm.algorithms.base import Algorithm
 from hetperm.device.gradients import BatchGradient, FullGradient, ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
-from hetperm.mixing import complexity
+from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
 from hetperm.server.estimate import Reports, collect_reports
@@ -145,16 +145,13 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
     )
     widths = federation.own_widths(options.visiting.personal_width)
     # Complexity is that of the personal models, because those are what is trained.
-    weights = partial(
-        mixing.weights,
-        reports.zeta,
-        reports.q,
-        reports.n,
-        regularization=rule.regularization,
-        vc=complexity.vc_of_widths(federation.slicer.scalable, widths),
-        vc_weight=rule.vc_weight,
-        alpha_steps=rule.alpha_steps,
-    )
+    problem = reports.zeta, reports.q, reports.n
+    how = {
+        "regularization": rule.regularization,
+        "vc": complexity.vc_of_widths(federation.slicer.scalable, widths),
+        "vc_weight": rule.vc_weight,
+        "alpha_steps": rule.alpha_steps,
+    }
     memory, work = dict(state.memory), state.work + reports.work
     share = rule.share
     # Anew with every estimate: a share counts in units of noise, and what was right before can merge groups later.
@@ -163,7 +160,7 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
         outlook = look_ahead(
             federation,
             reports,
-            lambda c: weights(share=c),
+            lambda clients, c: mixing.weights_of(clients, *problem, **how, share=c),
             lr=options.global_lr,
             batch_size=batch_size,
             steps=options.steps,
@@ -177,9 +174,8 @@ def with_weights(federation: Federation, state: State, options: Options) -> Stat
         }
     if rule.share == "look-ahead":
         share = chosen_share(memory)
-    alpha = weights(share=share)
-    if len(federation.clients) >= mixing.SPARSE_FROM:
-        alpha = alpha.to_sparse()
+    solve = mixing.sparse_weights if len(federation.clients) >= mixing.SPARSE_FROM else mixing.weights
+    alpha = solve(*problem, **how, share=share)
     rates = visit_rates(federation, alpha, reports, options)
     return _on_tour(replace(state, alpha=alpha, work=work, memory=memory), rates)
 
@@ -202,7 +198,7 @@ def visit_rates(federation: Federation, alpha: Tensor, reports: Reports, options
         return torch.ones(len(federation.clients), dtype=torch.float64)
     # In the order of keys, so that sums do not depend on how the clients are labelled.
     order = torch.tensor(federation.order)
-    zeta, q, n = reports.zeta[order][:, order], reports.q[order], reports.n[order]
+    zeta, q, n = discrepancy.reordered(reports.zeta, order), reports.q[order], reports.n[order]
     alpha = alpha.to_dense() if len(order) < mixing.SPARSE_FROM else alpha
     alpha = alpha.index_select(0, order).index_select(1, order)
     noise = q * n / n.clamp_max(options.visiting.batch_size)

@@ -19,6 +19,7 @@ from hetperm.mixing.solver import (
     spread,
     weights,
     weights_by_rows,
+    weights_of,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "spread",
     "weights",
     "weights_by_rows",
+    "weights_of",
 ]

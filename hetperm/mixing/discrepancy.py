@@ -1,8 +1,9 @@
 """How far apart the data of clients are, read from their gradients (section 3.1 of the paper, Algorithm A1)."""
 
+import copy
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from hetperm.randomness import generator_for
 
 COLUMNS = 8192  # coordinates in one product: few enough for float32 to add up without losing digits
 ENTRIES = 2**24  # numbers in one chunk of gradients
+DENSE_UP_TO = 2000  # clients; the distances of more are computed row by row, when they are needed
+BLOCK = 256  # rows that are computed at once
 
 
 def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
@@ -48,9 +51,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
             # Clients that were tied so far have the same past: each starts from the row that they shared.
             gram = gram[before[order][:, None], before[order]]
         dtype = torch.promote_types(dtype, chunk.dtype)
-        for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
-            x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
-            x -= x.mean(0)  # in place: x is a copy, made by the indexing
+        for x in _centred(chunk, order):
             gram += x @ x.T
         # Checked once a chunk: a sum of squares is finite only if all its terms are.
         if not gram.isfinite().all():
@@ -61,6 +62,88 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
     # Rounding may leave tiny negative distances, and a diagonal that is not exactly zero.
     zeta = (square[:, None] + square).sub_(gram + gram.T)  # the product need not be symmetric to the last bit
     return zeta.clamp_min_(0).fill_diagonal_(0).to(dtype)[rank[:, None], rank]
+
+
+class Distances:
+    """The squared distances of `pairwise` between very many clients, of which only those asked for are in memory.
+
+    It is read like the matrix (N, N): ``distances[rows]`` are the distances of some clients to all. They are computed
+    in blocks of clients whose order the gradients alone decide, so that relabelling the clients relabels the distances
+    bit for bit. One copy of the gradients is kept: with many clients, let them send sketches.
+
+    Args:
+        gradients: (N, d), or chunks (N, d_k) of it.
+
+    Example:
+        >>> Distances(torch.tensor([[1.0, 0.0], [1.0, 3.0], [4.0, 0.0]]))[1:]
+        tensor([[ 9.,  0., 18.],
+                [ 9., 18.,  0.]], dtype=torch.float64)
+    """
+
+    def __init__(self, gradients: Tensor | Iterable[Tensor]):
+        chunks = [gradients] if isinstance(gradients, Tensor) else list(gradients)
+        chunks = [_checked(chunk, len(chunks[0])) for chunk in chunks if chunk.shape[-1]]
+        if not chunks:
+            raise ValueError("there are no gradients to compare")
+        rank = torch.zeros(len(chunks[0]), dtype=torch.long, device=chunks[0].device)
+        for chunk in chunks:
+            rank = _rank(chunk, rank)
+        order = rank.argsort(stable=True)
+        self._rank = rank  # clients with equal gradients have one rank, and read one row
+        self._pieces = [piece for chunk in chunks for piece in _centred(chunk, order)]
+        self._square = sum(piece.double().square().sum(1) for piece in self._pieces)
+        if not self._square.isfinite().all():
+            raise ValueError(next(filter(None, map(_not_finite, chunks))))
+        self.shape, self.device = torch.Size((len(rank), len(rank))), rank.device
+        self._largest: float | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        """(rows, N) the distances of some clients to all, in float64."""
+        wanted = self._rank[rows]
+        out = torch.empty(len(wanted), len(self), dtype=torch.float64, device=self.device)
+        for block in (wanted // BLOCK).unique().tolist():
+            here = wanted // BLOCK == block
+            out[here] = self._block(block)[wanted[here] - block * BLOCK][:, self._rank]
+        return out
+
+    def max(self) -> float:
+        """The largest distance."""
+        if self._largest is None:
+            blocks = range(math.ceil(len(self) / BLOCK))
+            self._largest = max(float(self._block(block).max()) for block in blocks)
+        return self._largest
+
+    def _block(self, block: int) -> Tensor:
+        """(BLOCK, N) the distances of the clients of some ranks, in the order of ranks."""
+        ranks = slice(block * BLOCK, (block + 1) * BLOCK)
+        gram = sum((piece[ranks] @ piece.T).double() for piece in self._pieces)
+        zeta = (self._square[ranks, None] + self._square).sub_(gram, alpha=2).clamp_min_(0)
+        zeta.diagonal(ranks.start).zero_()
+        return zeta
+
+
+def reordered(zeta: "Tensor | Distances", order: Tensor) -> "Tensor | Distances":
+    """Distances with the clients in another order: row k and column k belong to client ``order[k]``."""
+    if isinstance(zeta, Tensor):
+        return zeta[order][:, order]
+    other = copy.copy(zeta)
+    other._rank = zeta._rank[order]
+    return other
+
+
+def _centred(chunk: Tensor, order: Tensor) -> Iterator[Tensor]:
+    """Yield pieces (N, columns) of a chunk, sorted, minus their mean: what gradients share would swallow digits."""
+    for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
+        x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
+        yield x.sub_(x.mean(0))  # in place: x is a copy, made by the indexing
+
+
+def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":
+    """The squared distances between the gradients of N clients: as a matrix, or row by row if there are very many."""
+    return pairwise(gradients).double() if N <= DENSE_UP_TO else Distances(gradients)
 
 
 def _checked(chunk: Tensor, N: int | None) -> Tensor:

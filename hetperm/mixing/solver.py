@@ -5,13 +5,14 @@ does not depend on labels.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hetperm.mixing import complexity
+from hetperm.mixing.discrepancy import Distances
 from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
 
@@ -99,7 +100,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     out = torch.empty_like(c, dtype=c.dtype if c.is_floating_point() else torch.get_default_dtype())
     for rows in _row_slices(len(c), N):
         block = c[rows].double()
-        _finite("cost", block, rows.start)
+        _finite("cost", block, range(rows.start, rows.stop))
         # Adding a constant to a row moves tau but no weight. Without it all digits go into the differences.
         out[rows] = rule(block - block.amin(-1, keepdim=True), n, lam[rows])
     return out.reshape(shape)
@@ -144,7 +145,7 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
     """
     zeta, q, n = _estimates(zeta, q, n)
     _check_share(share)
-    D = _debias(zeta, q, 0)
+    D = _debias(zeta, q, _owners(slice(None), n))
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
 
@@ -172,7 +173,7 @@ def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
 
 
 def weights(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -185,7 +186,7 @@ def weights(
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
 
     Args:
-        zeta: (N, N) squared distances of the gradients.
+        zeta: (N, N) squared distances of the gradients, as a matrix or as `discrepancy.Distances`.
         q: (N,) variance of each client's mean gradient. It may be None if regularization is a number and vc_weight is 0
             or ``"raw"``.
         n: (N,) samples held by each client.
@@ -216,7 +217,7 @@ def weights(
 
 
 def weights_by_rows(
-    zeta: Tensor,
+    zeta: Tensor | Distances,
     q: Tensor | None,
     n: Tensor,
     *,
@@ -230,12 +231,48 @@ def weights_by_rows(
 
     ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
+    part = _solver(
+        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps, share=share
+    )
+    return map(part, _row_slices(*zeta.shape))
+
+
+def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+    """The rows of `weights` of some clients, (M, N): the other rows are not computed.
+
+    Args:
+        clients: (M,) positions of the clients.
+        options: as of `weights`.
+
+    Example:
+        >>> zeta = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
+        >>> weights_of([2, 0], zeta, torch.ones(3), torch.tensor([10, 30, 30]))
+        tensor([[0.0000, 0.0000, 1.0000],
+                [0.2500, 0.7500, 0.0000]], dtype=torch.float64)
+    """
+    part = _solver(zeta, q, n, **options)
+    rows = torch.as_tensor(clients, dtype=torch.long, device=zeta.device)
+    return torch.cat([part(rows[block]) for block in _row_slices(len(rows), len(zeta))])
+
+
+def _solver(
+    zeta: Tensor | Distances,
+    q: Tensor | None,
+    n: Tensor,
+    *,
+    regularization: float | Literal["noise", "level"] = "noise",
+    vc: Tensor | None = None,
+    vc_weight: float | Literal["raw"] = 0.0,
+    alpha_steps: int | None = None,
+    share: float = SHARE,
+) -> Callable[[slice | Tensor], Tensor]:
+    """A function from some rows, as a slice or as positions, to the mixing weights of these clients, (rows, N)."""
     zeta, q, n = _estimates(zeta, q, n)
     if isinstance(regularization, str) and regularization not in ("noise", "level"):
         raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
-    # Bad arguments raise here, at the call: the blocks are computed later, when somebody iterates.
+    # Bad arguments raise here, before any row is asked for.
     raw = vc_weight == "raw"
     if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
         raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
@@ -249,24 +286,27 @@ def weights_by_rows(
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
 
-    def part(rows: slice) -> Tensor:
-        block = zeta[rows].double()
-        _finite("zeta", block, rows.start)
-        c = (block if by_number else _debias(block, q, rows.start)) + extra
+    def part(rows: slice | Tensor) -> Tensor:
+        block, owners = zeta[rows].double(), _owners(rows, n)
+        _finite("zeta", block, owners.tolist())
+        c = (block if by_number else _debias(block, q, owners)) + extra
         if regularization == "level":
             return _below(c, n, torch.tensor(LEVEL * _noise_of_a_distance(zeta, q), dtype=torch.float64))
         if by_number:
             return solve(c, n, regularization) if alpha_steps is None else descend(c, n, regularization, alpha_steps)
         if share == 0:
-            alone = torch.zeros_like(c)
-            alone.diagonal(rows.start).fill_(1)
-            return alone
+            return torch.zeros_like(c).scatter_(1, owners[:, None], 1.0)
         if share == math.inf:
             return (n / _total(n)).expand(len(c), -1)
         height, lam = _support(c, n, share, own_noise[rows])
         return _below(c, n, height) if alpha_steps is None else descend(c, n, lam, alpha_steps)
 
-    return map(part, _row_slices(*zeta.shape))
+    return part
+
+
+def _owners(rows: slice | Tensor, n: Tensor) -> Tensor:
+    """(rows,) the positions of the clients that some rows belong to."""
+    return torch.arange(len(n), device=n.device)[rows]
 
 
 def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
@@ -305,12 +345,11 @@ def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
     return 2 * max(_total(q) / len(q), RESOLUTION * float(zeta.max())) or 1.0
 
 
-def _debias(zeta: Tensor, q: Tensor, first: int) -> Tensor:
-    """D of a block of rows that starts at row ``first``."""
-    D = (zeta.double() - (q[first : first + len(zeta), None] + q)).clamp_min_(0)
-    # A client does not differ from itself. The diagonal of alpha starts at column ``first`` of this block.
-    D.diagonal(first).zero_()
-    return D
+def _debias(zeta: Tensor, q: Tensor, owners: Tensor) -> Tensor:
+    """D of the rows of some clients."""
+    D = (zeta.double() - (q[owners, None] + q)).clamp_min_(0)
+    # A client does not differ from itself.
+    return D.scatter_(1, owners[:, None], 0.0)
 
 
 def _below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
@@ -333,12 +372,12 @@ def _total(x: Tensor) -> float:
     return math.fsum(x.tolist())  # rounds once, so the order of clients cannot matter
 
 
-def sparse_weights(zeta: Tensor, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
+def sparse_weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
     """The mixing weights of `weights` as a sparse tensor, built without ever holding the dense one."""
     return sparse(weights_by_rows(zeta, q, n, **options))
 
 
-def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
+def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     r"""(N,) the variance of the partners' gradients about their mean, which a model feels as it goes from host to host.
 
     .. math:: V_i = \tfrac12 \sum_{jk} \alpha_{ij} \alpha_{ik} D_{jk}
@@ -355,13 +394,18 @@ def spread(alpha: Tensor, zeta: Tensor, q: Tensor) -> Tensor:
         >>> spread(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), zeta, q=torch.ones(2))
         tensor([1., 0.], dtype=torch.float64)
     """
-    D = _debias(zeta, torch.as_tensor(q, dtype=torch.float64, device=zeta.device), 0)
+    q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
     if not alpha.is_sparse:
+        D = _debias(zeta[:], q, _owners(slice(None), q))
         return ((alpha.double() @ D) * alpha).sum(1) / 2
     alpha = alpha.coalesce()
     (i, j), values = alpha.indices(), alpha.values()
-    products = torch.sparse.mm(alpha, D)[i, j] * values
-    return values.new_zeros(len(alpha)).index_add_(0, i, products) / 2
+    products = torch.empty_like(values)
+    for columns in _row_slices(*zeta.shape):  # of D, which is symmetric
+        D = _debias(zeta[columns], q, _owners(columns, q))
+        here = (columns.start <= j) & (j < columns.stop)
+        products[here] = torch.sparse.mm(alpha, D.T)[i[here], j[here] - columns.start]
+    return values.new_zeros(len(alpha)).index_add_(0, i, products * values) / 2
 
 
 # Borders
@@ -384,13 +428,15 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
     return n
 
 
-def _estimates(zeta: Tensor, q: Tensor | None, n: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+def _estimates(
+    zeta: Tensor | Distances, q: Tensor | None, n: Tensor
+) -> tuple[Tensor | Distances, Tensor | None, Tensor]:
     """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
-    if zeta.dim() != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
+    if len(zeta.shape) != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
         raise ValueError(f"zeta has shape {tuple(zeta.shape)}; it must hold the distance of every two clients")
     N = len(zeta)
     # zeta is large, so it keeps its dtype here: `weights_by_rows` converts it block by block.
-    zeta, n = zeta.detach(), _samples(n, N, zeta.device)
+    zeta, n = zeta if isinstance(zeta, Distances) else zeta.detach(), _samples(n, N, zeta.device)
     if q is None:
         return zeta, None, n
     q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
@@ -408,7 +454,7 @@ def _check_share(share: float) -> None:
         raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
 
 
-def _finite(name: str, block: Tensor, first: int) -> None:
+def _finite(name: str, block: Tensor, owners: Sequence[int]) -> None:
     if not block.isfinite().all():
         i, j = (~block.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{first + i}, {j}] is {float(block[i, j])}; it must be finite")
+        raise ValueError(f"{name}[{owners[i]}, {j}] is {float(block[i, j])}; it must be finite")

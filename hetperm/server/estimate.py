@@ -21,7 +21,7 @@ class Reports:
     """The reports of all clients, as the mixing problem needs them.
 
     Attributes:
-        zeta: (N, N) squared distances of the gradients.
+        zeta: (N, N) squared distances of the gradients, of very many clients row by row.
         q: (N,) variance of each client's mean gradient; None if no client has enough samples to estimate it.
         n: (N,) samples of each client.
         work: the work of collecting the reports.
@@ -30,7 +30,7 @@ class Reports:
         width: its width.
     """
 
-    zeta: Tensor
+    zeta: Tensor | discrepancy.Distances
     q: Tensor | None
     n: Tensor
     work: Work
@@ -85,7 +85,7 @@ def collect_reports(
     reports = federation.run(tasks)
     for j, report in enumerate(reports):
         check_finite({"the gradient": report.gradient}, f"epoch {r}: client {j}", f"; the width was {widths[j]:g}")
-    zeta = discrepancy.pairwise(_chunks([report.gradient for report in reports])).double()
+    zeta = discrepancy.distances(_chunks([report.gradient for report in reports]), len(clients))
     n = torch.tensor([client.n_train for client in clients], dtype=torch.float64)
     q = torch.tensor([report.noise for report in reports], dtype=torch.float64)
     # A client with one sample has no spread. Its noise is estimated from the samples of the others.

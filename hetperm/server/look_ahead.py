@@ -5,7 +5,7 @@ model would go first, and only losses at these places are asked of the clients.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +14,16 @@ from torch import Tensor
 from hetperm.client import Client
 from hetperm.device.gradients import DIRECTIONS, FORWARD, OWN_SHARE, StepLosses
 from hetperm.engine.task import Task
+from hetperm.mixing import SHARE
 from hetperm.params import num_bytes
 from hetperm.server.estimate import Reports
 from hetperm.server.federation import Federation
 from hetperm.state import Work
 
 EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
-SHARES = (0.0, 0.7, 1.4, 2.8, 5.6, 11.0, 22.0, 45.0, EVERYBODY)  # the candidates, c
-# The step sizes that are tried, times that of the global model. They lie close together: clients that disagree partly
-# cancel, so a share that is too large would else win by its shorter step alone.
-RATES = (0.25, 0.5, 1.0, 2.0)
+SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 5.6, 11.0, 22.0, EVERYBODY)  # the candidates, c
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
-ALONE = 1.0  # the same, if the smallest is that of clients who are alone
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
@@ -37,7 +35,7 @@ class Outlook:
 
     Attributes:
         shares: (C,) the candidates.
-        losses: (C, M) the loss of each client that was asked after its best step, for every candidate.
+        losses: (C, M) the loss of each client that was asked after one step, for every candidate at its best step size.
         chosen: the position of the candidate that was chosen.
         work: the work of the clients.
     """
@@ -51,7 +49,7 @@ class Outlook:
 def look_ahead(
     federation: Federation,
     reports: Reports,
-    weights: Callable[[float], Tensor],
+    weights: Callable[[Sequence[int], float], Tensor],
     *,
     lr: float,
     batch_size: int,
@@ -60,15 +58,16 @@ def look_ahead(
 ) -> Outlook:
     r"""Try every candidate c by one step of every client's model, and choose the one after which losses are smallest.
 
-    .. math:: L_i(c) = \min_\eta f_i \Big( w_p - \eta \sum_j \alpha_{ij}(c) g_j \Big), \quad
-              c^* = \arg\min_c \operatorname{mean}_i L_i(c)
+    .. math:: L(c) = \min_\eta \operatorname{mean}_i f_i \Big( w_p - \eta \sum_j \alpha_{ij}(c) g_j \Big), \quad
+              c^* = \arg\min_c L(c)
 
-    where :math:`f_i` is the loss on validation data. Of candidates that are as good, the one that shares least is
-    chosen, but to be alone must be better than to share (`best_candidate`).
+    where :math:`f_i` is the loss on validation data. All clients take one step size: the smallest of several noisy
+    losses, taken client by client, would flatter directions that are noisy themselves, which are those of clients that
+    are alone. Candidates that are as good as the best are told apart by `best_candidate`.
 
     Args:
         reports: of all clients at the probe, with their gradients.
-        weights: c -> alpha (N, N).
+        weights: (M clients, c) -> their rows of alpha, (M, N).
         lr: the step size of the global model; multiples of it are tried.
         batch_size: samples of a step, in which the work is counted.
         steps: the steps of the whole run, which bound the samples; 0 is no bound.
@@ -78,7 +77,7 @@ def look_ahead(
     asked, order = _asked(federation), federation.order
     # In the order of keys, so that sums do not depend on how the clients are labelled.
     gradients = torch.stack([reports.gradients[j] for j in order])
-    rows = [weights(share)[asked] for share in SHARES]  # each (M, N), dense
+    rows = [weights(asked, share) for share in SHARES]  # each (M, N), dense
     etas = tuple(lr * rate for rate in RATES)
     most = min(max(_paid_for(steps, batch_size), SAMPLES[0]), SAMPLES[1])
     tasks = []
@@ -96,7 +95,7 @@ def look_ahead(
                 part="val" if has_val else "train",
             )
         )
-    losses = torch.stack([table.amin(1) for table in federation.run(tasks)], 1)
+    losses = at_best_rate(torch.stack(federation.run(tasks), 2))
     moved = len(asked) * (num_bytes(reports.probe) + len(SHARES) * gradients[0].numel() * gradients.element_size())
     work = Work(rounds=1, bytes_down=moved, bytes_up=8 * losses.numel() * len(etas))
     return Outlook(SHARES, losses, best_candidate(losses), work + federation.work_of(tasks, batch_size))
@@ -113,30 +112,52 @@ def _paid_for(steps: int, batch_size: int) -> int:
     return int(PART * steps * batch_size / gradients_per_sample) if steps else SAMPLES[1]
 
 
-def best_candidate(losses: Tensor) -> int:
-    r"""The candidate that shares least among those that are as good as the one with the smallest mean loss.
-
-    A candidate is as good if clients lose too little by it to tell: with d the differences of their losses,
-    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`. The first candidate, to be alone, is never
-    chosen for being as good as others, and others are given more room if it is the best: who is alone gains nothing
-    from anybody, while who shares a little too much loses little.
+def at_best_rate(table: Tensor) -> Tensor:
+    """(C, M) the losses of clients at the step size that is best for their mean, which each candidate has for itself.
 
     Args:
-        losses: (C, M) of each candidate and client, from the candidate that shares least to the one that shares most.
+        table: (C, E, M) of every candidate, step size and client.
 
     Example:
-        >>> best_candidate(torch.tensor([[1.0, 1.0, 1.2], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]))
+        >>> at_best_rate(torch.tensor([[[1.0, 9.0], [4.0, 4.0]], [[2.0, 2.0], [1.0, 4.0]]]))
+        tensor([[4., 4.],
+                [2., 2.]])
+    """
+    best = table.nan_to_num(nan=math.inf, posinf=math.inf).mean(2).argmin(1)
+    return table[torch.arange(len(table)), best]
+
+
+def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
+    r"""The candidate with the smallest mean loss, or one as good that is nearer to the share of groups.
+
+    A candidate is as good if clients lose too little by it to tell: with d the differences of their losses,
+    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`. Where many candidates lead to the same
+    partners chance decides among them, so the way goes from the best to the share that fits clients in groups
+    (`mixing.SHARE`), candidate by candidate, and ends before the first that is worse. A share that is as good by chance
+    alone, with worse ones on the way to it, is not reached.
+
+    Args:
+        losses: (C, M) of each candidate and client.
+        shares: (C,) the candidates, in increasing order.
+
+    Example:
+        >>> best_candidate(torch.tensor([[1.0, 1.2, 1.1], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]), shares=(0.0, 0.7, 1.4))
         1
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
-    smallest = int(losses.mean(1).argmin())
-    differences = losses - losses[smallest]
-    tau = TOLERANCE if smallest else ALONE
+    best = int(losses.mean(1).argmin())
+    differences = losses - losses[best]
     # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
-    allowed = tau * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
+    allowed = TOLERANCE * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
     as_good = differences.mean(1) <= allowed
-    as_good[smallest] = True
-    return next((c for c in range(1, len(as_good)) if as_good[c]), smallest)
+    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
+    way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
+    chosen = best
+    for c in way:
+        if not as_good[c]:
+            break
+        chosen = c
+    return chosen
 
 
 def _samples(client: Client) -> int:
