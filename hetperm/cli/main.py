@@ -20,6 +20,16 @@ from hetperm.texts import one_line, printable
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
 HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
+FIVE = """\
+Each client learns, at the size it can afford, from the clients worth learning from. Five things to do:
+
+  hetperm train                       train 20 clients of five sizes on digits (a minute), and write a report
+  hetperm train --help                the same with your data, devices, model and rivals: every setting is a flag
+  hetperm compare RUN RUN             put two runs on the same clients side by side
+  hetperm bench resources             see whether the model fits each device, under enforced limits
+  hetperm reproduce --help            run the experiments of the paper
+
+hetperm --help lists all commands. From Python: hetperm.fit(model, clients, config)."""
 LONGEST = 200  # characters of a command line that are shown in an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
@@ -81,7 +91,10 @@ def _terminate(number: int, frame: Any) -> NoReturn:
 
 
 def _dispatch(args: Sequence[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
+    if not args:
+        print(FIVE)
+        return
+    if args[0] in ("-h", "--help"):
         lines = [f"  hetperm {name:16} {about}" for name, (_, about) in COMMANDS.items()]
         print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return

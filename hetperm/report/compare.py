@@ -269,6 +269,7 @@ def render(found: Comparison) -> str:
         "lead": f"{', '.join(labels[1:])} compared with {labels[0]}, on the same clients.",
         "data": _data(found),
         "generator": "hetperm compare",
+        "sections": [("runs", "Runs"), ("settings", "Settings"), ("progress", "Progress")],
     }
     return page.filled("compare.html", parts)
 

@@ -63,7 +63,7 @@ function range(values) {
 }
 function frame(width, height, x, y, labels) {
   // The panel of a chart: axes, grid and labels; `at` turns values into places.
-  const left = 52, right = 12, top = 10, bottom = 42;
+  const left = 60, right = 12, top = 10, bottom = 42;
   const at = {
     x: (value) => left + (value - x[0]) / (x[1] - x[0] || 1) * (width - left - right),
     y: (value) => height - bottom - (value - y[0]) / (y[1] - y[0] || 1) * (height - top - bottom),
@@ -79,8 +79,8 @@ function frame(width, height, x, y, labels) {
   }
   svg.append(draw("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
     draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, labels.x),
-    draw("text", { x: 12, y: (top + height - bottom) / 2, "text-anchor": "middle",
-      transform: `rotate(-90 12 ${(top + height - bottom) / 2})` }, labels.y));
+    draw("text", { x: 11, y: (top + height - bottom) / 2, "text-anchor": "middle",
+      transform: `rotate(-90 11 ${(top + height - bottom) / 2})` }, labels.y));
   return { svg, at };
 }
 function responsive(box, render) {
