@@ -60,5 +60,13 @@ def _pages(folder: Path) -> str:
 
 def on_post_page(output, *, page, config):
     """Take the script with which search works in files from these pages, not from the network."""
-    up = "../" * page.url.count("/")
+    return _at_home(output, "../" * page.url.count("/"))
+
+
+def on_post_template(output, *, template_name, config):
+    """The same for pages that come from no Markdown."""
+    return _at_home(output, "") if template_name.endswith(".html") else output
+
+
+def _at_home(output: str, up: str) -> str:
     return output.replace("https://unpkg.com/iframe-worker/shim", f"{up}assets/iframe-worker.js")

@@ -99,7 +99,7 @@ def test_the_metrics_have_a_row_for_each_epoch_with_work_and_figures(finished):
 
 def test_every_client_has_a_row(finished):
     clients = rows(finished.folder / "clients.csv")
-    columns = "client tier width params group n_train n_val accuracy loss effective_partners accuracy_local"
+    columns = "client tier width params group n_train n_val most_common accuracy loss effective_partners accuracy_local"
     assert list(clients[0]) == columns.split()
     assert [row["group"] for row in clients] == ["0", "0", "1", "1"]
     assert np.mean([float(row["accuracy"]) for row in clients]) == pytest.approx(finished.accuracy)

@@ -31,7 +31,7 @@ def sub_models() -> Figure:
     for row, (name, way) in zip(panels, ways.items(), strict=True):
         for axes, width in zip(row, WIDTHS, strict=True):
             part = scalable.extract(width, extractor=way, round=5, client=1)
-            axes.imshow(part.index.mask("2.weight"), cmap="Blues", vmin=0, vmax=1.4)
+            axes.imshow(part.index.mask("2.weight").numpy(), cmap="Blues", vmin=0, vmax=1.4)
             size = sum(p.numel() for p in part.module.parameters())
             axes.set(title=f"width {width:g}: {size} weights", xticks=[], yticks=[])
             axes.title.set_fontsize(9)
@@ -73,7 +73,7 @@ def probe() -> Figure:
     order = np.argsort(GROUPS, kind="stable")
     titles = {0: "at a model that knows nothing", WARMUP: "after a warm-up"}
     for axes, (steps, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        image = axes.imshow(discrepancy.pairwise(gradients(steps))[order][:, order], cmap="viridis_r", vmin=0)
+        image = axes.imshow(discrepancy.pairwise(gradients(steps))[order][:, order].numpy(), cmap="viridis_r", vmin=0)
         axes.set(title=title, xticks=range(8), yticks=range(8))
         axes.set_xticklabels(order.tolist())
         axes.set_yticklabels(order.tolist())
@@ -93,7 +93,7 @@ def mixing_weights() -> Figure:
     order = np.argsort(GROUPS, kind="stable")
     titles = {0.001: "little: alone", 0.7: "some: their own kind", 1000.0: "much: everybody"}
     for axes, (share, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        axes.imshow(weights(share * scale)[order][:, order], cmap="viridis", vmin=0)
+        axes.imshow(weights(share * scale)[order][:, order].numpy(), cmap="viridis", vmin=0)
         axes.set(title=title, xticks=range(8), yticks=range(8), xlabel="learns from")
         axes.set_xticklabels(order.tolist())
         axes.set_yticklabels(order.tolist())
