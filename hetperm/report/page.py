@@ -295,7 +295,7 @@ CAPTIONS = {
     "tiers.png": (
         "Bar chart of test accuracy by tier, one bar for each method",
         "Accuracy by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
-        "over the tier's clients, or over seeds if there are several. The axis need not start at zero.",
+        "over the tier's clients, or over seeds if there are several.",
     ),
     "alpha.png": (
         "Heat map of the mixing weights between all pairs of clients",
