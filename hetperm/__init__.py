@@ -15,6 +15,7 @@ _HOME = {
     "Result": "runs.experiment",
     "Client": "client",
     "load_client": "runs.client_models",
+    "join": "runs.join",
 }
 _MODULES = {
     "mixing": "mixing",

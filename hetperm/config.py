@@ -184,7 +184,12 @@ class Config:
     alpha_every: Annotated[int, whole(1)] = 6
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
-    """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
+    """Probability that a client is there in a round, in every phase of every method; who is away does nothing."""
+    trace: Annotated[str | None, text] = None
+    """Who is there in which round, instead of a probability: day-night, or a TOML file; None: see participation."""
+    report_age: Annotated[int | None, whole(0)] = None
+    """Epochs for which the last report of an absent client is used for the mixing weights; then it is left out of them;
+    None: alpha_every."""
     projection: Annotated[float | None, number(lambda x: x >= 1e-6, "a number of at least 1e-6")] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, RATE] = None
@@ -392,8 +397,18 @@ def _nobody_comes(config: Config) -> str | None:
     return None
 
 
+def _there_twice(config: Config) -> str | None:
+    if config.trace is not None and config.participation < 1:
+        return (
+            f"trace {config.trace!r} says who is there and participation {config.participation:g} draws it; "
+            "leave one of them out"
+        )
+    return None
+
+
 CONTRADICTIONS = (
     _nobody_comes,
+    _there_twice,
     _two_returned_models,
     _nothing_to_descend,
     _never_estimated,

@@ -41,7 +41,10 @@ def status(words: list[str]) -> int:
     ("words", "sentence"),
     [
         ("trian", "unknown command 'trian'; did you mean 'train'?"),
-        ("zzz", "unknown command 'zzz'; known are train, reproduce, report, compare, bench, bench resources"),
+        (
+            "zzz",
+            "unknown command 'zzz'; known are train, reproduce, report, compare, join, who, bench, bench resources",
+        ),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
@@ -109,6 +112,8 @@ ASKED = [  # how it is started, and a word of what it prints
     ("hetperm reproduce", "usage: hetperm reproduce"),
     ("hetperm reproduce synthetic --help", "--cifar10 PATH"),
     ("hetperm report --help", "usage: hetperm report"),
+    ("hetperm join --help", "hetperm join RUN [FLAGS]"),
+    ("hetperm who --help", "--client INT"),
     ("hetperm bench --help", "--workloads NAME,NAME,..."),
     ("hetperm bench resources --help", "--enforce {auto,cgroup,rlimit,none}"),
     ("scripts/train_hetero.py --help", "--local-steps INT"),

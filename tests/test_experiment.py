@@ -56,7 +56,8 @@ def rows(path) -> list[dict]:
 def test_the_folder_holds_what_the_design_lists(finished):
     pictures = ["accuracy.png", "alpha.png", "tiers.png"]
     tables = ["baselines.csv", "client_metrics.csv", "clients.csv", "metrics.csv", "profile.csv"]
-    others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "summary.json", "timing.json"]
+    others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "server.safetensors"]
+    others += ["summary.json", "timing.json"]
     folders = {
         "checkpoint": [f"{name}.{kind}" for name in ("local", "perm") for kind in ("jsonl", "safetensors")],
         "models": [f"client_00{i}.{kind}" for i in range(4) for kind in ("json", "safetensors")],

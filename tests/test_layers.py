@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "state": "params",
     "config": "advice checks texts",
     "profile": "advice checks config randomness",
+    "trace": "advice config texts",
     "mixing": "randomness",
     "device": "mixing params client",
     "engine": "device params client",
@@ -29,8 +30,8 @@ MAY_IMPORT = {
     "methods": "algorithms server.federation params config advice",
     "data": "client randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
-    "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
-    "checks advice texts memory",
+    "runs": "report data methods algorithms server engine device mixing params state client randomness profile trace "
+    "config checks advice texts memory",
     "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
     "config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "

@@ -61,10 +61,10 @@ def test_a_table_of_a_method_goes_before_the_configuration(name):
 
 
 def test_the_options_of_perm_are_nested():
-    config = Config(participation=0.8, nested="rolling", regularization=3.0, vc_weight=0.2, extraction="random")
+    config = Config(inplace_kd=0.8, nested="rolling", regularization=3.0, vc_weight=0.2, extraction="random")
     options = options_for("perm", config, steps=STEPS)
     assert isinstance(options, perm.Options)
-    assert (options.visiting.participation, options.visiting.nested) == (0.8, "rolling")
+    assert (options.visiting.inplace_kd, options.visiting.nested) == (0.8, "rolling")
     assert (options.mixing.regularization, options.mixing.vc_weight, options.extraction) == (3.0, 0.2, "random")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, compare, reproduce, resources, train
+from hetperm.cli import bench, compare, join, reproduce, resources, train, who
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
@@ -56,6 +56,8 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
     "report": (report, "write report.html of a run's folder anew"),
     "compare": (compare.main, "put runs on the same clients side by side"),
+    "join": (join.main, "let a client that was not there join a finished run"),
+    "who": (who.main, "whom a client of a run learns from, and why"),
     "bench": (bench.main, "time rounds and epochs"),
     "bench resources": (resources.main, "does the model fit each device tier?"),
 }

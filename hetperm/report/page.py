@@ -95,8 +95,8 @@ def _environment() -> Environment:
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(
-        "methods gains tiers mixing reasons profile costs resources several seeds seed_pages clients epochs config "
-        "advice notes machine".split()
+        "methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages clients epochs "
+        "config advice notes machine".split()
     ),
     "data": {},
     "generator": "hetperm report",
@@ -120,6 +120,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "algorithm": summary.algorithm,
         "methods": tables.closing_grid(summary),
         "gains": tables.paired_lines(summary),
+        "attendance": tables.attendance_lines(summary),
         "tiers": tables.tier_grid(summary, clients) if summary.tier_names else None,
         "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,

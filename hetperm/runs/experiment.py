@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hetperm
-from hetperm.algorithms.perm import LOOK_AHEAD
+from hetperm.algorithms.perm import LOOK_AHEAD, chosen_share
 from hetperm.client import Client
 from hetperm.config import Config, read
 from hetperm.device.bench import Loss
@@ -26,17 +26,20 @@ from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.advice import Evidence, lines
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, memory, tensorboard, training
+from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, tensorboard, training
 from hetperm.runs.coverage import coverage_of
+from hetperm.runs.join import Joined
 from hetperm.runs.machine import machine
 from hetperm.runs.progress import progress
 from hetperm.runs.scores import load_for_evaluation
+from hetperm.runs.server_file import Server
 from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
+from hetperm.server.estimate import NEVER, REPORTS
 from hetperm.state import State
 from hetperm.texts import one_line
-from submodels import WHOLE
+from submodels import WHOLE, Budget
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +118,36 @@ class Result:
             clients=self.clients,
             settings=tomllib.loads(self.setting.config.to_toml()),
         )
+
+    def join(self, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
+        """Let a client join that was not there: it gets a model made of those it learns from, and nobody else is asked.
+
+        If the run has a folder, the client is written as one more of its clients.
+
+        Args:
+            client: its data, and its width.
+            budget: what its device can afford; its width is then the largest of the run's that fits.
+            steps: SGD steps that it takes on its own data at the end.
+        """
+        if self.folder is not None:
+            shop = self.setting.shop
+            return join.join(
+                self.folder,
+                client,
+                budget=budget,
+                steps=steps,
+                model=shop.full.module,
+                loss=shop.loss,
+                metric=self.setting.metric,
+            )
+        server = _server(self)
+        if server is None or self.setting.config.discrepancy != "probe":
+            raise ValueError(
+                "the run has no reports at a common model; perm with discrepancy 'probe' has, if it estimates weights"
+            )
+        sample, widths = self.setting.clients[0].train[0].shape[1:], self.main.widths
+        run = join.Run(self.setting, server, widths, self.setting.tiers, sample, self.state.deployed.__getitem__)
+        return join.added(run, client, budget=budget, steps=steps)
 
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
@@ -337,6 +370,10 @@ def _execute(
         _write_profile(setting, folder)
         _write(result)
         _save_models(result)
+        server = _server(result)
+        if server is not None:
+            server_file.save(folder, server)
+        joined.extend_tables(folder, trained=len(result.clients))  # clients may have joined before a file was lost
         blocks = coverage_of(main)
         if blocks is not None:
             files.write_csv(folder / "coverage.csv", blocks)
@@ -452,6 +489,26 @@ def _epoch_rows(rival: Trained) -> list[Mapping[str, Any]]:
     """The history of a rival, and a last row that says so if it diverged."""
     last = [{"epoch": rival.state.r + 1, "diverged": rival.diverged}] if rival.diverged else []
     return [*rival.history, *last]
+
+
+def _server(result: Result) -> Server | None:
+    """What a client needs that joins later; None if the method collects no reports."""
+    state, config = result.state, result.setting.config
+    kept = state.memory.get(REPORTS)
+    if kept is None:
+        return None
+    age = config.alpha_every if config.report_age is None else config.report_age
+    epoch, since = kept["epoch"], kept["since"]
+    return Server(
+        state.w,
+        kept["gradient"],
+        kept["noise"],
+        torch.tensor([client.n_train for client in result.setting.clients]),
+        (epoch != NEVER) & ((epoch >= since) | (since - epoch <= age)),
+        min(client.width for client in result.setting.clients),
+        chosen_share(state.memory) if config.share == "look-ahead" else float(config.share),
+        result.main.method,
+    )
 
 
 def _save_models(result: Result) -> None:

@@ -30,7 +30,8 @@ except ImportError:  # Windows
 RUNS = Path("runs")
 CHECKSUMS = "checksums.txt"
 CLOCK = "timing.json"  # depends on the clock, so it has no checksum: equal runs have equal checksums
-_RESULTS = {".toml", ".csv", ".json", ".npy", ".npz", ".png", ".html"}  # endings of the files in a run's folder
+# Endings of the files in a run's folder.
+_RESULTS = {".toml", ".csv", ".json", ".npy", ".npz", ".png", ".html", ".safetensors"}
 _PART = ".hetperm-part"  # ends the name of a file until it is complete
 # A new file, and no link that somebody else put in its place; Windows has no such links, and needs to be told of bytes.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)

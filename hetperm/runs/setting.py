@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm import data, profile
+from hetperm import data, profile, trace
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.data import Problem
@@ -26,6 +26,7 @@ from hetperm.randomness import seed_for
 from hetperm.runs.evaluate import accuracy
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
+from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
 from hetperm.texts import one_line, shown
 from submodels import ScalableModel, zoo
@@ -55,6 +56,7 @@ class Setting:
         devices: (N,) the tier of every client as its profile has it; empty if clients came with their own widths.
         warnings: what was odd about the clients and their sizes, one sentence each.
         architecture: the description from which `load_client` builds the model.
+        presence: who is there in which round.
     """
 
     clients: tuple[Client, ...]
@@ -70,11 +72,12 @@ class Setting:
     devices: tuple[Tier, ...] = ()
     warnings: tuple[str, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    presence: Presence = EVERYBODY
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
         config = config.override(device=self.config.device)
-        return replace(self, config=with_rates(config, self.shop.full.module))
+        return replace(self, config=with_rates(config, self.shop.full.module), presence=_presence(config))
 
     @property
     def slicer(self) -> Slicer:
@@ -159,6 +162,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         tiers: the capacity profile; the one that the configuration names unless given.
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
+    _presence(config)  # called for its error, before the data are read
     problem = data.load(
         config.dataset,
         num_clients=config.num_clients,
@@ -231,6 +235,58 @@ def from_model(
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
+
+
+def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cut: bool) -> Setting:
+    """The setting of a run that is over, without its clients.
+
+    Args:
+        model: at full width.
+        example: a batch of one sample.
+        cut: whether some client has a width below 1.
+    """
+    model = _placed(model, config)
+    weight = next(model.parameters())
+    example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+    shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
+    config = with_rates(config.override(device=str(device_of(config.device))), model)
+    return Setting((), shop, shop.full.take(), accuracy, dataset, config, (), "sequential")
+
+
+def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> None:
+    """Raise an error if the data of a client that joins a run do not fit the model of the run.
+
+    Args:
+        sample: the shape of one input of the run.
+    """
+    model, x = setting.shop.full.module, client.train[0]
+    if tuple(x.shape[1:]) != tuple(sample):
+        raise ValueError(
+            f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
+            f"{tuple(sample)}; prepare its data as those of the run were"
+        )
+    check_batch(model, client.n_train)
+    if setting.shop.loss is not F.cross_entropy:
+        return
+    outputs = _num_outputs(model, _example(model, client))
+    for part in ("train", "val", "test"):
+        pair = getattr(client, part)
+        labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise ValueError(
+                f"the labels of {part} are {labels.dtype} of shape {tuple(labels.shape)}; the run has classes: give "
+                "whole numbers, (n,)"
+            )
+        wrong = [label for label in labels.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
+        if wrong:
+            raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")
+
+
+def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
+    """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
+    config = setting.config
+    moved = tuple(_moved(client, device_of(config.device), getattr(torch, config.dtype)) for client in clients)
+    return _masked(moved, setting.shop.full.module)[0] if config.label_mask else moved
 
 
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
@@ -324,7 +380,12 @@ def _setting(
         tiers=tuple(tiers),
         engine=_engine(shop, clients, config),
         heads=tuple(heads),
+        presence=_presence(config),
     )
+
+
+def _presence(config: Config) -> Presence:
+    return Presence(config.participation, trace.load(config.trace) if config.trace else ())
 
 
 def _engine(shop: Workshop, clients: Sequence[Client], config: Config) -> str:

@@ -91,7 +91,9 @@ def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, ke
     # Only where they are needed: a user's model may return anything.
     finds_heads = method.finds_heads or getattr(options, "scaler", False)
     heads = setting.found_heads() if finds_heads else setting.heads
-    federation = Federation(setting.clients, engine, setting.slicer, seed, heads, keep, cache(setting.macs))
+    federation = Federation(
+        setting.clients, engine, setting.slicer, seed, heads, keep, cache(setting.macs), setting.presence
+    )
     return method.make(federation, setting.start, options)
 
 
@@ -333,7 +335,8 @@ def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     if different:
         return different
     if was.get("setting") != ours["setting"]:
-        return "it has other clients, labels or another model; bring those back, or start another run with --out"
+        what = "it has other clients, labels or another model (or trace)"
+        return f"{what}; bring those back, or start another run with --out"
     return None
 
 
@@ -395,6 +398,8 @@ def _fingerprint(setting: Setting) -> str:
         x, y = client.train
         total.update(repr((client.key, client.width, tuple(x.shape), y.dtype)).encode())
         total.update(y.detach().cpu().numpy().tobytes())
+    if setting.presence.trace:
+        total.update(repr(setting.presence.trace).encode())
     return total.hexdigest()
 
 
@@ -408,7 +413,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
     also holds figures on validation data, which tuning uses.
     """
     r = state.r
-    row, test = {"epoch": r, **vars(state.work)}, ((), ())
+    row, test = {"epoch": r, **state.work.figures}, ((), ())
     if not evaluated:
         return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"
