@@ -165,6 +165,13 @@ def test_a_round_takes_as_long_as_its_slowest_host(clock):
     assert clock.seconds == pytest.approx(1.56 + 0.5)
 
 
+def test_the_clock_says_of_hosts_what_its_engine_says(clock):
+    assert not clock.hosts_may_be_absent
+    clock.engine.hosts_may_be_absent = True
+    parts = {"tiers": clock.tiers, "samples": clock.samples, "macs": clock.macs, "speed": clock.speed}
+    assert Clock(clock.engine, **parts).hosts_may_be_absent
+
+
 def test_what_stays_at_home_is_not_uploaded(clock):
     clock.uploads = False
     clock.run([training(0, 1.0, 250_000)])

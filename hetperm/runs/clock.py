@@ -83,6 +83,7 @@ class Clock:
     ):
         self.engine, self.tiers, self.samples, self.macs, self.speed = engine, tiers, samples, macs, speed
         self.seconds, self.sent, self.uploads = 0.0, 0, True
+        self.hosts_may_be_absent = getattr(engine, "hosts_may_be_absent", False)
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """The outcomes of the other engine."""
