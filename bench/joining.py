@@ -69,7 +69,8 @@ def main(args: list[str]) -> None:
             )
     means = [mean(column) for column in zip(*lines, strict=True)]
     print(
-        "mean ".ljust(28) + "  ".join(f"{value:.3f}" for value in means), f"(worst mass {min(x[0] for x in lines):.3f})"
+        "mean ".ljust(28) + "  ".join(f"{value:.3f}" for value in means),
+        f"(smallest mass {min(x[0] for x in lines):.3f})",
     )
 
 

@@ -171,6 +171,15 @@ def test_the_paper_settings_run(tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_steps_that_pay_for_no_visit_are_said(tmp_path, no_pictures, caplog):
+    few = {"steps": 2, "warmup_rounds": None, "share": "look-ahead"}
+    run(Config(**TINY | few | {"out": tmp_path / "few"}))
+    assert "perm made no visit, so its models are parts of the global one" in caplog.text
+    caplog.clear()
+    run(Config(**TINY | few | {"steps": 60, "out": tmp_path / "enough"}))
+    assert caplog.text == ""
+
+
 def test_visits_to_absent_hosts_are_reported(tmp_path):
     result = run(Config(**TINY | {"participation": 0.5, "out": tmp_path / "run"}))
     assert result.summary["cost"]["skipped"] > 0
@@ -251,6 +260,9 @@ def test_fit_takes_ones_own_model_loss_and_metric_and_changes_none_of_them():
         on_epoch=lambda method, row: seen.append((method, row["epoch"])),
     )
     assert result.folder is None
+    for nobody in (-1, len(clients), True, "0"):
+        with pytest.raises(ValueError, match=f"there is no client {nobody!r}; they are numbered from 0 to"):
+            result.model(nobody)
     assert -0.5 < result.accuracy <= 0
     assert mass(result) > 0.9
     assert seen == [(method, r) for method in ("perm", "local") for r in range(1, 5)]

@@ -154,6 +154,7 @@ WHOLE = "a whole number of at least 0 and at most 1,000,000"
         ("pfedme", {"prox": "1"}, "[pfedme]: prox is '1'; it must be a number of at least 0 (0, or from 1e-12)"),
         ("pfedme", {"inner_steps": 2.5}, f"[pfedme]: inner_steps is 2.5; it must be {WHOLE}"),
         ("pfedme", {"inner_steps": 10**7}, f"[pfedme]: inner_steps is 10000000; it must be {WHOLE}"),
+        ("local", {"lr": 10**400}, f"[local]: lr is {10**400}; it must be a number of at least 0 (0, or from 1e-12)"),
         ("local", {"lr": 1e-320}, "[local]: lr is 1e-320; it must be a number of at least 0 (0, or from 1e-12)"),
         ("ifca", {"clusters": 1_000_000}, "1000000 clusters: ifca takes at most 100"),
         ("pfedme", {"prox": True}, "[pfedme]: prox is True; it must be a number of at least 0 (0, or from 1e-12)"),

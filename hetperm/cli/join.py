@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from hetperm.checks import check_fields, number, text, whole
+from hetperm.cli import who
 from hetperm.cli.console import say
-from hetperm.cli.flags import FlagParser, UsageError
+from hetperm.cli.flags import UsageError, read_run
 
 LIMIT = number(lambda x: x > 0, "a number above 0")
 HOW = "give one of --width, --tier and a budget (--train-mb, --mmacs, --wire-mb)"
@@ -33,7 +34,8 @@ class Options:
     wire_mb: Annotated[float | None, LIMIT] = None
     """Its budget: MB that travel one way in one visit."""
     steps: Annotated[int, whole(0, 1_000_000)] = 0
-    """SGD steps that it takes on its own data at the end."""
+    """SGD steps that it takes on its own data at the end; a client wider than those it learns from needs some, such as
+    50."""
 
     def __post_init__(self):
         check_fields(self, label="--{}")
@@ -41,7 +43,7 @@ class Options:
 
 def main(args: Sequence[str]) -> None:
     """Let the client join, and print whom it learns from."""
-    folder, options = read("hetperm join", Options, args)
+    folder, options = read_run("hetperm join", Options, args)
     if options.data is None:
         raise UsageError("the data of the client are missing; give --data FILE.npz")
     limits = {name: getattr(options, name) for name in ("train_mb", "mmacs", "wire_mb")}
@@ -55,22 +57,6 @@ def main(args: Sequence[str]) -> None:
     width = width_of_tier(folder, options.tier) if options.tier is not None else options.width
     client = client_of(options.data, width or 1.0)
     new = join.join(folder, client, budget=Budget(**limits) if ways[2] else None, steps=options.steps)
-    from hetperm.cli import who
-
     who.show(folder, new.client)
     scored = "it has no test data" if new.row["accuracy"] is None else f"test accuracy {new.accuracy:.3f}"
     say(f"joined {folder} as client {new.client}: {scored}; its model is models/client_{new.client:03d}.safetensors")
-
-
-def read(prog: str, kind: type, args: Sequence[str]) -> tuple[Path, object]:
-    """The folder of a run, the first word, and the options of the flags after it; --help prints the help and exits."""
-    parser = FlagParser(kind, prog=prog, defaults=kind())
-    parser.usage = f"{prog} RUN [FLAGS]"
-    words = list(args)
-    folder = words.pop(0) if words and not words[0].startswith("-") else None
-    given = parser.read(words)
-    if given.pop("help", False):
-        parser.exit_with_help()
-    if folder is None:
-        raise UsageError(f"which run? {prog} RUN takes the folder of one")
-    return Path(folder), kind(**given)

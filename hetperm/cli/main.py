@@ -30,7 +30,9 @@ Each client learns, at the size it can afford, from the clients worth learning f
   hetperm reproduce --help            run the experiments of the paper
 
 hetperm --help lists all commands. From Python: hetperm.fit(model, clients, config)."""
+log = logging.getLogger(__name__)
 LONGEST = 200  # characters of a command line that are shown in an error
+LONGEST_ERROR = 1000  # characters of an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
 
@@ -46,7 +48,11 @@ def report(args: Sequence[str]) -> None:
     from hetperm.runs import files
 
     path = Path(args[0]) / page.NAME
-    files.write(path, page.render(args[0]))
+    content = page.render(args[0])
+    changed = [name for name in files.altered(path.parent) if name != page.NAME]
+    if changed:
+        log.warning("not as the run wrote it, going by %s: %s", files.CHECKSUMS, ", ".join(changed))
+    files.write(path, content)
     say(f"written to {path}")
 
 
@@ -75,7 +81,7 @@ def script(command: Command) -> None:
 
 def _exit_with(command: Command, args: Sequence[str]) -> NoReturn:
     if threading.current_thread() is threading.main_thread():  # no other thread may set what signals do
-        for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+        for number, answer in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, as after nohup, stays so
                 signal.signal(number, answer)
     status = guarded(command, args)
@@ -88,7 +94,14 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; it ends as after Ctrl-C."""
 
 
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    # A second one ends the process at once: in the middle of cleaning up it would show a traceback.
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: Any) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
     raise Terminated
 
 
@@ -154,6 +167,8 @@ def _status(command: Command, args: Sequence[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
+    if len(sentence) > LONGEST_ERROR:  # it quotes what it was given; its beginning and its end say what is wrong
+        sentence = f"{sentence[: LONGEST_ERROR // 2]} ... {sentence[-LONGEST_ERROR // 2 :]}"
     print(f"error: {sentence}", file=sys.stderr)
     return 2
 

@@ -22,6 +22,9 @@ TOPICS = {
         *("step_cap", "step_rule", "rate_rule", "decay", "visits", "schedule", "inplace_kd", "tail_average"),
         *("projection", "final_lr"),
     ),
+    "local steps": (
+        *("optimizer", "momentum", "weight_decay", "accumulate", "augment", "autocast", "lr_schedule", "lr_warmup"),
+    ),
     "mixing": (
         *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),
         *("first_alpha", "alpha_every", "report_age", "sketch"),

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from hetperm.checks import check_fields, whole
 from hetperm.cli.console import say
-from hetperm.cli.flags import UsageError
-from hetperm.cli.join import read
+from hetperm.cli.flags import UsageError, read_run
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Options:
 
 def main(args: Sequence[str]) -> None:
     """Print whom the client learns from."""
-    folder, options = read("hetperm who", Options, args)
+    folder, options = read_run("hetperm who", Options, args)
     if options.client is None:
         raise UsageError("which client? give --client 7")
     show(folder, options.client, rows=options.rows)

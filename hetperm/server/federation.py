@@ -9,6 +9,7 @@ from hetperm.device.updates import Update
 from hetperm.engine.task import Absent, Engine, Failure, Task
 from hetperm.params import Keep, Params, check_finite
 from hetperm.randomness import seed_for
+from hetperm.server.pace import Pace
 from hetperm.server.presence import EVERYBODY, Presence, present
 from hetperm.server.slicer import Index, Slicer
 from hetperm.server.store import in_memory
@@ -29,6 +30,8 @@ class Federation:
         keep: stores personal models between visits.
         macs: width -> multiply-adds of the forward pass of a sample.
         presence: who is there in which round.
+        pace: gives updates their recipe; None if local steps are plain SGD.
+        batch_size: samples of a local step, in which the pace counts.
     """
 
     clients: Sequence[Client]
@@ -39,6 +42,8 @@ class Federation:
     keep: Keep = in_memory
     macs: Callable[[float], float] = _unknown
     presence: Presence = EVERYBODY
+    pace: Pace | None = None
+    batch_size: int = 1
 
     @property
     def order(self) -> list[int]:
@@ -78,6 +83,8 @@ class Federation:
         """
         here = self.present(round)
         asked = [task for task in tasks if here[task.host]]
+        if self.pace is not None:
+            asked = self.pace.prepared(asked, self.work_of(asked, self.batch_size).client_steps)
         found = iter(self.engine.run(asked) if asked else ())
         outcomes = [next(found) if here[task.host] else None for task in tasks]
         for k, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
