@@ -10,12 +10,13 @@ CHAOS  ?= 200
 MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
 DOCS   := .venv-docs/bin/python
+FLOWER := .venv-flower/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test crash fuzz chaos mutants train bench microbench docs lint clean
+.PHONY: help setup test test-export test-flower test-federation crash fuzz chaos mutants train federate bench microbench docs lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make or repair .venv
 	@command -v "$(PYTHON)" >/dev/null || { \
@@ -24,6 +25,18 @@ setup: ## make or repair .venv
 
 test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
 	$(VENV) -m pytest --numprocesses auto $(ARGS)
+
+test-export: setup ## run the tests of exported files with the extra `export`, in an environment of its own (ARGS go to pytest)
+	$(VENV) scripts/setup_extra.py export
+	.venv-export/bin/python -m pytest tests/test_export.py tests/test_export_formats.py tests/test_export_browser.py $(ARGS)
+
+test-flower: setup ## run the tests of federations that need Flower, in an environment of its own (.venv-flower)
+	$(VENV) scripts/setup_flower.py
+	$(FLOWER) -m pytest tests/test_flower_grid.py tests/test_flower.py $(ARGS)
+
+test-federation: setup ## start, kill and stop real processes of a federation over TLS on loopback (ten minutes and more)
+	$(VENV) scripts/setup_flower.py
+	$(FLOWER) -m pytest -s tests/federation_processes.py $(ARGS)
 
 crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
 	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)
@@ -39,6 +52,10 @@ mutants: setup ## break the code in every way that tests/mutants.toml lists; no 
 
 train: setup ## the main job: clients of five sizes learn whom to learn from (digits, a minute), with tables and pictures
 	$(VENV) $(TRAIN) $(ARGS)
+
+federate: setup ## show a federation of real processes on this machine, over TLS (ARGS='--nodes 4 --out federation')
+	$(VENV) scripts/setup_flower.py
+	$(FLOWER) -m hetperm federate $(ARGS)
 
 bench: setup ## time rounds and epochs against a bare torch loop, literal epochs and peers (ARGS='--data-dir DATA': MNIST)
 	$(VENV) -m hetperm bench --out bench $(ARGS)
@@ -59,5 +76,5 @@ lint: setup ## check the style
 	$(VENV) -m ruff format --check .
 
 clean: ## remove .venv, build output and caches
-	rm -rf .venv .venv-docs .venv.lock site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv.lock .venv-export .venv-flower .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -310,7 +310,18 @@ def check_field(name: str, value: Any, label: str | None = None) -> Any:
 def load(path: str | Path) -> Config:
     """The configuration in a TOML file, given by its path or by the name of a shipped one ("synthetic")."""
     path = find(path)
-    settings = read(path)
+    return _from_table(read(path), path)
+
+
+def from_text(text: str, noun: str) -> Config:
+    """The configuration in the text of a TOML file; an error calls it ``noun``."""
+    try:
+        return _from_table(tomllib.loads(text), noun)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{noun}: is not TOML: {error}") from error
+
+
+def _from_table(settings: dict[str, Any], path: str | Path) -> Config:
     # A table named after a method holds its options; every other key must be a field.
     tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
     for name, value in settings.items():

@@ -47,7 +47,7 @@ def status(words: list[str]) -> int:
         ("trian", "unknown command 'trian'; did you mean 'train'?"),
         (
             "zzz",
-            "unknown command 'zzz'; known are train, reproduce, report, compare, join, who, bench, bench resources",
+            "unknown command 'zzz'; known are train, reproduce, export, report, compare, join, who, federate",
         ),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),

@@ -33,10 +33,11 @@ MAY_IMPORT = {
     "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data methods algorithms server engine device mixing params state client shards randomness profile "
     "trace config checks advice texts memory",
+    "federated": "runs data methods server engine device params client shards config checks texts",
     "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
     "profile config checks advice texts",
-    "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
-    "profile config checks advice texts",
+    "cli": "federated bench runs report data methods algorithms server engine device mixing params state client "
+    "randomness profile config checks advice texts",
     "__init__": "",  # names its modules as texts, and imports them when asked
     "__main__": "cli",
 }

@@ -327,3 +327,30 @@ def test_an_older_python_can_read_the_script_and_gets_one_sentence():
     assert done.returncode == 1
     assert done.stderr.startswith("error: hetperm needs Python 3.11 or newer and ")
     assert done.stderr.count("\n") == 1
+
+
+# The environment of an extra
+
+
+def test_an_extra_gets_an_environment_that_sees_the_projects_own(tmp_path):
+    spec = importlib.util.spec_from_file_location("setup_extra", SCRIPT.with_name("setup_extra.py"))
+    setup_extra = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup_extra)
+    (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\nmore = ["one==1", "two"]\n')
+    (tmp_path / "constraints.txt").write_text("three==3\n")
+    commands = []
+    assert setup_extra.set_up(tmp_path, "more", commands.append)
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    assert commands[1][-2:] == ["one==1", "two"]
+    (link,) = tmp_path.glob(".venv-more/**/project.pth")
+    assert link.read_text().splitlines()[0] == str(tmp_path)
+    assert not setup_extra.set_up(tmp_path, "more", commands.append)
+    (tmp_path / "constraints.txt").write_text("three==4\n")
+
+    def fails(command):
+        raise subprocess.CalledProcessError(1, command)
+
+    with pytest.raises(subprocess.CalledProcessError):  # one that failed is made again
+        setup_extra.set_up(tmp_path, "more", fails)
+    assert setup_extra.set_up(tmp_path, "more", commands.append)
+    assert len(commands) == 4

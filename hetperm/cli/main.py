@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, compare, join, reproduce, resources, train, who
+from hetperm.cli import bench, compare, deploy, export, federate, join, node, reproduce, resources, serve, train, who
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
@@ -60,10 +60,15 @@ def report(args: Sequence[str]) -> None:
 COMMANDS: dict[str, tuple[Command, str]] = {
     "train": (train.main, "train personal models and compare with rivals"),
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
+    "export": (export.main, "write clients' models as files that their devices run"),
     "report": (report, "write report.html of a run's folder anew"),
     "compare": (compare.main, "put runs on the same clients side by side"),
     "join": (join.main, "let a client that was not there join a finished run"),
     "who": (who.main, "whom a client of a run learns from, and why"),
+    "federate": (federate.main, "show a federation of real processes on this machine (needs Flower)"),
+    "deploy": (deploy.main, "write what the machines of a federation need: certificates, keys, start commands"),
+    "serve": (serve.main, "serve a federation"),
+    "node": (node.main, "take part in a federation with the data of this machine"),
     "bench": (bench.main, "time rounds and epochs"),
     "bench resources": (resources.main, "does the model fit each device tier?"),
 }

@@ -27,6 +27,8 @@ class Problem:
     Attributes:
         in_channels: channels of an image or window, or the number of features if ``image_size`` is None.
         image_size: side of square images, (height, width) of others, (length,) of windows; None if inputs are vectors.
+        preparation: how stored values became inputs; None if they are inputs as they are.
+        class_names: the name of every class; empty if the data have none.
     """
 
     clients: tuple[Client, ...]
@@ -34,6 +36,8 @@ class Problem:
     num_classes: int
     image_size: int | tuple[int, ...] | None
     name: str
+    preparation: images.Preparation | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -171,7 +175,8 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     )
     _check_memory(wanted, pools, shares)
     # Measured on training samples only: nothing about the test pool may reach the inputs.
-    views = Views(pools, partial(images.prepare, source=images.measured(source, train), image_size=wanted.image_size))
+    source = images.measured(source, train)
+    views = Views(pools, partial(images.prepare, source=source, image_size=wanted.image_size))
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
         raise ValueError(f"{wanted.name}: no client has test samples to be scored on; add some to those it trains on")
@@ -179,12 +184,14 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         clients,
         in_channels=train.x.shape[1],
         num_classes=source.num_classes,
-        image_size=wanted.image_size or _image_size(train.x.shape),
+        image_size=wanted.image_size or image_size_of(train.x.shape),
         name=wanted.name,
+        preparation=images.Preparation(source.peak, source.mean, source.std),
+        class_names=source.names,
     )
 
 
-def _image_size(shape: tuple[int, ...]) -> int | tuple[int, ...] | None:
+def image_size_of(shape: tuple[int, ...]) -> int | tuple[int, ...] | None:
     """The `image_size` of a problem, from (n, channels, ...), the shape of its samples."""
     sides = tuple(shape[2:])
     return (sides[0] if _square(sides) else sides) or None

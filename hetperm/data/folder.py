@@ -113,6 +113,7 @@ def read(root: Path, image_size: int | None = None) -> Source:
         std=None,
         val=others.get("val"),
         strata=y,
+        names=tuple(classes),
     )
 
 

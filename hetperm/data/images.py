@@ -18,6 +18,10 @@ FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
 MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
+TEN = tuple("0123456789")
+CLOTHES = (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot")
+BALANCED = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")  # small letters like their capitals are left out
+THINGS = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 DIGITS = 7  # of the mean and deviation of measurements: as many as a float32 has
 
 
@@ -70,6 +74,7 @@ class Source:
         strata: (n,) a label for each of `images`: validation and test images are taken from every label in proportion;
             None if they are taken from the whole.
         test_share: of `images` that becomes the test pool if `test` is None.
+        names: the name of every class; empty if the set has none.
     """
 
     images: Images
@@ -81,6 +86,30 @@ class Source:
     val: Images | None = None
     strata: Tensor | None = None
     test_share: float = TEST_SHARE
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """How stored values become inputs of a model: ``(x / peak - mean) / std``.
+
+    Attributes:
+        peak: the value of a white pixel.
+        mean, std: of values divided by `peak`, for all channels or (channels, 1, ...).
+    """
+
+    peak: int
+    mean: float | Tensor
+    std: float | Tensor
+
+    def undone(self, x: Tensor) -> Tensor:
+        """Values (n, channels, ...) as they are stored, from inputs of a model.
+
+        Example:
+            >>> Preparation(peak=16, mean=0.25, std=0.5).undone(torch.tensor([[-0.5, 1.5]]))
+            tensor([[ 0., 16.]])
+        """
+        return ((x.double() * self.std + self.mean) * self.peak).float()
 
 
 def digits(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -89,14 +118,14 @@ def digits(data_dir: str | Path | None = None, download: bool = False) -> Source
 
     bundle = load_digits()
     x, y = torch.from_numpy(bundle.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(bundle.target).long()
-    return Source(Images(x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760)
+    return Source(Images(x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760, names=TEN)
 
 
 def mnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
     """70,000 handwritten digits, 28x28."""
     files = _idx("MNIST/raw", "train", "t10k")
     images, test = _torchvision("mnist", "MNIST", data_dir, download, files=files, axes="n h w -> n 1 h w")
-    return Source(images, test, num_classes=10, peak=255, mean=0.1307, std=0.3081)
+    return Source(images, test, num_classes=10, peak=255, mean=0.1307, std=0.3081, names=TEN)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -105,7 +134,7 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
     images, test = _torchvision(
         "fashion-mnist", "FashionMNIST", data_dir, download, files=files, axes="n h w -> n 1 h w"
     )
-    return Source(images, test, num_classes=10, peak=255, mean=0.2860, std=0.3530)
+    return Source(images, test, num_classes=10, peak=255, mean=0.2860, std=0.3530, names=CLOTHES)
 
 
 def emnist(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -115,7 +144,7 @@ def emnist(data_dir: str | Path | None = None, download: bool = False) -> Source
     images, test = _torchvision(
         "emnist", "EMNIST", data_dir, download, files=files, axes="n w h -> n 1 h w", split="balanced"
     )
-    return Source(images, test, num_classes=47, peak=255, mean=0.1751, std=0.3332)
+    return Source(images, test, num_classes=47, peak=255, mean=0.1751, std=0.3332, names=BALANCED)
 
 
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Source:
@@ -124,7 +153,8 @@ def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Sourc
     files = [Path("cifar-10-batches-py", batch) for batch in batches]
     images, test = _torchvision("cifar10", "CIFAR10", data_dir, download, files=files, axes="n h w c -> n c h w")
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return Source(images, test, num_classes=10, peak=255, mean=_per_channel(mean), std=_per_channel(std))
+    mean, std = _per_channel(mean), _per_channel(std)
+    return Source(images, test, num_classes=10, peak=255, mean=mean, std=std, names=THINGS)
 
 
 def _idx(folder: str, *parts: str) -> list[Path]:

@@ -38,11 +38,13 @@ class Contents:
     Attributes:
         samples: its samples, in the order of the file.
         test: (n,) bool, True for testing; None if the file does not say.
+        names: of the classes; empty if the file does not say.
     """
 
     samples: Images
     num_classes: int
     test: Tensor | None
+    names: tuple[str, ...] = ()
 
     @property
     def are_images(self) -> bool:
@@ -67,7 +69,17 @@ def read(path: Path, *, natural: bool, validation_share: float) -> Source:
     elif contents.test is not None:
         samples, test = (contents.samples.take((contents.test == k).nonzero().squeeze(1)) for k in (False, True))
     peak = 255 if contents.are_images else 1
-    return Source(samples, test, contents.num_classes, peak=peak, mean=None, std=None, val=val, test_share=TEST_SHARE)
+    return Source(
+        samples,
+        test,
+        contents.num_classes,
+        peak=peak,
+        mean=None,
+        std=None,
+        val=val,
+        test_share=TEST_SHARE,
+        names=contents.names,
+    )
 
 
 def by_position(y: Tensor, user: Tensor, *, validation_share: float, gap: int) -> Tensor:
@@ -122,7 +134,7 @@ def _contents(path: Path) -> Contents:
                 f"{key} must be one value a sample"
             )
     y, num_classes = _labels(arrays, path)
-    return Contents(Images(x, y, _users(arrays, path)), num_classes, _split(arrays, path))
+    return Contents(Images(x, y, _users(arrays, path)), num_classes, _split(arrays, path), _names(arrays))
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -204,6 +216,13 @@ def _class_count(classes: np.ndarray) -> int | None:
         return len(classes) if classes.dtype.kind in "iuUS" and len(np.unique(classes)) == len(classes) else None
     whole = classes.ndim == 0 and classes.dtype.kind in "iu" and 0 < classes <= MOST_CLASSES
     return int(classes) if whole else None
+
+
+def _names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    classes = arrays.get("classes", np.empty(0))
+    if classes.ndim == 0 or classes.dtype.kind not in "iuUS":
+        return ()
+    return tuple([name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in classes.tolist()])
 
 
 def _users(arrays: Mapping[str, np.ndarray], path: Path) -> Tensor | None:

@@ -30,7 +30,8 @@ def digit_pairs(*, validation_share: float, seed: int) -> Source:
         for part, pool in pools.items()
     }
     sums = 2 * single.num_classes - 1
-    return replace(single, images=pairs["train"], val=pairs["val"], test=pairs["test"], num_classes=sums)
+    names = tuple(map(str, range(sums)))
+    return replace(single, images=pairs["train"], val=pairs["val"], test=pairs["test"], num_classes=sums, names=names)
 
 
 def added(pool: Images, count: int, *, generator: torch.Generator) -> Images:

@@ -14,6 +14,7 @@ from hetperm.texts import shown
 
 MB = 2**20
 RESOURCES = "resources.json"
+FEDERATION = "federation.json"
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
@@ -363,6 +364,7 @@ class Contents:
         seeds: one row per seed.
         images: name -> bytes of each PNG.
         resources: the results of the resource benchmark.
+        nodes: of a federation of real machines, what each did and what went wrong.
     """
 
     summary: Summary | None = None
@@ -374,6 +376,7 @@ class Contents:
     seeds: Rows = ()
     images: Mapping[str, bytes] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Sequence[Row] = ()
 
 
 def read(folder: Path) -> Contents:
@@ -399,6 +402,7 @@ def read(folder: Path) -> Contents:
         seeds=_rows(folder / "seeds.csv"),
         images=images,
         resources=resources,
+        nodes=_parsed(folder / FEDERATION, _nodes, otherwise=()),
     )
 
 
@@ -413,6 +417,22 @@ def read_summary(folder: Path) -> Summary:
     if not path.is_file():
         raise ValueError(f"{folder} holds no summary.json; name the folder of a run that has ended")
     return _parsed(path, lambda text: Summary.from_json(table(json.loads(text), "the whole file")), otherwise=None)
+
+
+def _nodes(text: str) -> list[Row]:
+    """The table of nodes in federation.json."""
+    try:
+        return [_node(node) for node in table(json.loads(text), "the whole file")["nodes"]]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"no table of nodes: {error!r}") from error
+
+
+def _node(node: Row) -> Row:
+    counts = {name: node["events"].get(key, 0) for name, key in _COUNTED.items()}
+    return {"client": node["client"], **counts, "last reason": node["reasons"][-1] if node["reasons"] else None}
+
+
+_COUNTED = {"tasks done": "done", "failed": "failed", "absent": "absent", "restarted": "restarted"}
 
 
 def _resources(text: str) -> Row:

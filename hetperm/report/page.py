@@ -95,8 +95,8 @@ def _environment() -> Environment:
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(
-        "methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages clients epochs "
-        "config advice notes machine".split()
+        "methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages clients nodes "
+        "epochs config advice notes machine".split()
     ),
     "data": {},
     "generator": "hetperm report",
@@ -127,6 +127,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "several": several,
         "seeds": _seed_grid(contents.seeds) if contents.seeds else None,
         "clients": tables.row_grid(shown, title=_worst(clients, shown)) if shown else None,
+        "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": tables.row_grid([_epoch(row) for row in contents.metrics]) if contents.metrics else None,
         "config": contents.config,
         "repeatable": contents.settings.get("dataset") != "own",  # a user's own data and model are in no file

@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,18 @@ def load_client(
     _check(template, tensors, manifest, given=model is not None)
     _check_numbers(template, stored, path)
     return template.filled(tensors).eval()
+
+
+def load_clients(folder: str | Path, numbers: Iterable[int]) -> Iterator[tuple[int, nn.Module]]:
+    """Yield (i, client i's model) one after the other; models of one architecture are built and traced once."""
+    built: dict[str, ScalableModel] = {}
+    for i in numbers:
+        manifest = _usable(read_manifest(folder, i), _file(folder, i, "json"))
+        key = json.dumps([manifest["architecture"], manifest["input"], manifest.get("input_dtype")])
+        if key not in built and "name" in manifest["architecture"] and manifest["width"] < 1:
+            whole = _built(manifest)
+            built[key] = ScalableModel(whole, _example(manifest, whole))
+        yield i, load_client(folder, i, built.get(key))
 
 
 def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:

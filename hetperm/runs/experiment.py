@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from hetperm.report.advice import Evidence, lines
 from hetperm.report.contents import Summary
 from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, tensorboard, training
 from hetperm.runs.coverage import coverage_of
+from hetperm.runs.export.export import Exported, export_result
+from hetperm.runs.export.options import Options as ExportOptions
 from hetperm.runs.join import Joined
 from hetperm.runs.machine import machine
 from hetperm.runs.progress import progress
@@ -164,13 +167,29 @@ class Result:
         # A copy, because the bench is used again for every model of this width.
         return copy.deepcopy(bench.module).eval()
 
+    def export(self, **options: Any) -> list[Exported]:
+        """Write clients' models as files that devices run, each verified on that client's validation data.
 
-def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None) -> Result:
+        Args:
+            options: those of `hetperm.runs.export.options.Options`, such as ``format="onnx", client=7``; all clients
+                unless `client` or `tier` names some. Files go to `out`, or to exports/ in the run's folder.
+        """
+        return export_result(self, partial(_manifest, self), ExportOptions(**options))
+
+
+def run(
+    config: Config,
+    *,
+    on_epoch: OnEpoch | None = None,
+    on_start: OnStart | None = None,
+    settle: Callable[[Config], Setting] | None = None,
+) -> Result:
     """Run once, with one seed, and write everything to the run folder.
 
     Args:
         on_epoch: called with the method and the row of metrics after every epoch of every method.
         on_start: called once with the setting, before anything is trained.
+        settle: makes the setting; from the configuration unless given.
     """
     if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
@@ -178,7 +197,7 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
     tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
-    setting = from_config(config)
+    setting = (settle or from_config)(config)
     with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
         return _execute(setting, folder, *hooks)
 
@@ -384,7 +403,10 @@ def _execute(
             return result
         _write_profile(setting, folder)
         _write(result)
-        _save_models(result)
+        if setting.nodes is None:
+            _save_models(result)
+        else:  # statistics of norms are of private data: only the devices have whole models
+            setting.nodes.hand_over(setting, main.state.deployed, main.widths, main.method)
         server = _server(result)
         if server is not None:
             server_file.save(folder, server)

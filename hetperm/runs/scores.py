@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 
 from hetperm.client import Client
-from hetperm.device.bench import CHUNK, Workbench, masked, outputs_of
+from hetperm.device.bench import CHUNK, Workbench, Workshop, masked, outputs_of
 from hetperm.params import NotFinite, Params
 from hetperm.runs.evaluate import evaluate, summarise
-from hetperm.runs.setting import Setting
+from hetperm.runs.setting import Metric, Setting
 from hetperm.shards import parts
 from submodels.norms import recalibrate
 
+One = tuple[float, float]  # the loss and the accuracy of a client
 Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracies and losses, one per client
 
 
@@ -23,32 +24,53 @@ def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> Non
     recalibrate(bench.module, inputs, run=lambda x: outputs_of(bench.module, x))
 
 
+def score_one(shop: Workshop, metric: Metric, client: Client, params: Params, width: float, part: str) -> One:
+    """(loss, metric) of a client's model on its "val" or "test" data, which it must have."""
+    bench = shop.at(width)
+    load_for_evaluation(bench, params, client)
+    return evaluate(
+        bench.module,
+        getattr(client, part),
+        loss=lambda out, y: shop.loss(masked(out, client.classes), y),
+        metric=lambda out, y: metric(masked(out, client.classes), y),
+    )
+
+
 def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own data; nan for a client that has none.
+    """(accuracies, losses) of every client's model on its own data; nan for a client that has none, or is absent.
 
     Args:
         part: "val" or "test".
         where: the moment of the run, for errors, such as "after epoch 3".
     """
-    accuracies, losses = [], []
-    for i, (client, params, width) in enumerate(zip(setting.clients, models, widths, strict=True)):
-        pair = getattr(client, part)
-        loss = metric = math.nan
-        if pair is not None:
-            bench = setting.shop.at(width)
-            load_for_evaluation(bench, params, client)
-            loss, metric = evaluate(
-                bench.module,
-                pair,
-                loss=lambda out, y, classes=client.classes: setting.shop.loss(masked(out, classes), y),
-                metric=lambda out, y, classes=client.classes: setting.metric(masked(out, classes), y),
-            )
-            if not (math.isfinite(loss) and math.isfinite(metric)):
-                figures = f"{part} loss {loss:g}, metric {metric:g} (width {width:g})"
-                raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
-        accuracies.append(metric)
-        losses.append(loss)
-    return tuple(accuracies), tuple(losses)
+    return scores(setting, [(models, part)], widths, where=where)[0]
+
+
+def scores(
+    setting: Setting, wanted: Sequence[tuple[Sequence[Params], str]], widths: Sequence[float], *, where: str
+) -> list[Scores]:
+    """The scores of several sets of models, (models, part) each; at nodes all of a client's travel together."""
+    clients, shop, metric = setting.clients, setting.shop, setting.metric
+    rows = [
+        (k, i, models[i], part)
+        for k, (models, part) in enumerate(wanted)
+        for i, client in enumerate(clients)
+        if getattr(client, part) is not None
+    ]
+    if setting.nodes is not None:
+        found = setting.nodes.score(setting, [(i, params, widths[i], part) for _, i, params, part in rows])
+    else:
+        found = [score_one(shop, metric, clients[i], params, widths[i], part) for _, i, params, part in rows]
+    tables = [([math.nan] * len(clients), [math.nan] * len(clients)) for _ in wanted]
+    for (k, i, _, part), one in zip(rows, found, strict=True):
+        if one is None:
+            continue
+        loss, accuracy = one
+        tables[k][0][i], tables[k][1][i] = accuracy, loss
+        if not (math.isfinite(loss) and math.isfinite(accuracy)):
+            figures = f"{part} loss {loss:g}, metric {accuracy:g} (width {widths[i]:g})"
+            raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
+    return [(tuple(accuracies), tuple(losses)) for accuracies, losses in tables]
 
 
 def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:

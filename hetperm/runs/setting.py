@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,13 @@ from hetperm import data, profile, trace
 from hetperm.client import Client
 from hetperm.config import OWN, Config
 from hetperm.data import Problem
+from hetperm.data.images import Preparation
 from hetperm.device.augment import OWN as OWN_AUGMENT
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, Workshop, logits_of, outputs_of
 from hetperm.device.recipe import Recipe
 from hetperm.engine.choice import choose
+from hetperm.engine.task import Engine
 from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
 from hetperm.mixing import complexity
@@ -50,6 +52,21 @@ OF_OPTIMIZER = {"sgd": 1, "momentum": 1 / 3, "adamw": 1 / 50}
 COSTED = {"sgd": "sgd", "momentum": "sgd-momentum", "adamw": "adamw"}
 
 
+class Nodes(Protocol):
+    """Real machines that hold the clients' data (`hetperm.federated`)."""
+
+    def engine(self, setting: "Setting", base: float) -> Engine:
+        """The engine that runs tasks at the nodes; ``base`` is the width of the setting's model in that of the run."""
+
+    def score(
+        self, setting: "Setting", wanted: Sequence[tuple[int, Params, float, str]]
+    ) -> list[tuple[float, float] | None]:
+        """(loss, metric) of (host, model, width, part): on that part of the host's data; None if it is absent."""
+
+    def hand_over(self, setting: "Setting", models: Sequence[Params], widths: Sequence[float], method: str) -> None:
+        """Give every client its personal model, to keep."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What all methods of a run share.
@@ -65,6 +82,9 @@ class Setting:
         warnings: what was odd about the clients and their sizes, one sentence each.
         architecture: the description from which `load_client` builds the model.
         presence: who is there in which round.
+        preparation: how stored values became inputs of the model; None if they are inputs as they are.
+        class_names: the name of every class; empty if the data have none.
+        nodes: the machines that hold the data; None if this one does. With nodes, `clients` hold as many zeros.
     """
 
     clients: tuple[Client, ...]
@@ -81,6 +101,9 @@ class Setting:
     warnings: tuple[str, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
     presence: Presence = EVERYBODY
+    preparation: Preparation | None = None
+    class_names: tuple[str, ...] = ()
+    nodes: Nodes | None = None
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
@@ -183,19 +206,9 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
     _presence(config)  # called for its error, before the data are read
-    problem = data.load(
-        config.dataset,
-        num_clients=config.num_clients,
-        partition=config.partition,
-        samples_per_client=config.samples_per_client,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        data_dir=config.data_dir,
-        download=config.download,
-        image_size=config.image_size,
-    )
+    problem = problem_of(config)
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
-    model = _placed(build(config, sizes), config)
+    model = placed(build(config, sizes), config)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
     empty = profile.empty_tiers(tiers, assigned)
@@ -218,6 +231,23 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         devices=tuple(tiers.tiers[k] for k in assigned),
         warnings=tuple(warnings),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
+        preparation=problem.preparation,
+        class_names=problem.class_names,
+    )
+
+
+def problem_of(config: Config) -> Problem:
+    """The clients' data that a configuration asks for."""
+    return data.load(
+        config.dataset,
+        num_clients=config.num_clients,
+        partition=config.partition,
+        samples_per_client=config.samples_per_client,
+        validation_share=config.validation_share,
+        seed=config.seed,
+        data_dir=config.data_dir,
+        download=config.download,
+        image_size=config.image_size,
     )
 
 
@@ -234,7 +264,7 @@ def _tiers_for(
     if not by_budget and all([tiers.tiers[k].width == 1 for k in assigned]):
         return tiers, assigned, None
     remedy = "--capacity-profile homogeneous" + (" --widths-from profile" if by_budget else "")
-    scalable = _scalable(model, problem.clients[0], remedy)
+    scalable = scalable_of(model, problem.clients[0], remedy)
     if by_budget:
         tiers = profile.solved(tiers, scalable, **step_of(config))
     return tiers, assigned, scalable
@@ -280,14 +310,14 @@ def from_model(
     if augment is not None and config.augment != "none":
         raise ValueError(f"augment is a function and {config.augment!r} in the configuration; give one of them")
     rehearsal.check_weights(model)
-    kind, model = type(model), _placed(copy.deepcopy(model), config)
+    kind, model = type(model), placed(copy.deepcopy(model), config)
     loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
     outputs = rehearsal.rehearse(model, clients, loss, metric, augment)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
     # Of an object with logits these stay whole, and hidden states beside them may shrink.
     whole = None if isinstance(outputs, Tensor) else logits_of
-    scalable = _scalable(model, clients[0], "clients of width 1", whole) if cut else None
+    scalable = scalable_of(model, clients[0], "clients of width 1", whole) if cut else None
     shop = Workshop(model, loss, scalable, augment=augment)
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
@@ -302,7 +332,7 @@ def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cu
         example: a batch of one sample.
         cut: whether some client has a width below 1.
     """
-    model = _placed(model, config)
+    model = placed(model, config)
     weight = next(model.parameters())
     example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
     shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
@@ -342,9 +372,8 @@ def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> N
 def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
     """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
     config = setting.config
-    device, dtype = device_of(config.device), getattr(torch, config.dtype)
-    moved = tuple(_moved(client, device, dtype, config.batch_size) for client in clients)
-    return _masked(moved, setting.shop.full.module)[0] if config.label_mask else moved
+    here = tuple(moved(client, config) for client in clients)
+    return _masked(here, setting.shop.full.module)[0] if config.label_mask else here
 
 
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
@@ -385,13 +414,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _placed(model: nn.Module, config: Config) -> nn.Module:
+def placed(model: nn.Module, config: Config) -> nn.Module:
+    """The model on the device and in the precision of a run."""
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 
-def _scalable(
+def scalable_of(
     model: nn.Module, client: Client, remedy: str, outputs: Callable[[Any], Any] | None = None
 ) -> ScalableModel:
+    """The model, traced so that it can be cut; an error says what to do about one that cannot be."""
     try:
         return ScalableModel(model, example_of(model, client), outputs=outputs)
     except ValueError as error:
@@ -439,7 +470,7 @@ def _setting(
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
     # After the checks, so that bad input fails before data are copied to a device.
-    clients = tuple(_moved(client, device, getattr(torch, config.dtype), config.batch_size) for client in clients)
+    clients = tuple(moved(client, config) for client in clients)
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
@@ -496,22 +527,20 @@ def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
         yield replace(client, key=key)
 
 
-def _moved(client: Client, device: torch.device, dtype: torch.dtype, most: int) -> Client:
-    """The client with its shard on the device. Validation and test data are moved later, batch by batch.
-
-    Args:
-        most: samples of a Dataset that may be in memory at once.
-    """
+def moved(client: Client, config: Config) -> Client:
+    """The client with its shard on the device of a run. Validation and test data are moved later, batch by batch."""
+    device, dtype = device_of(config.device), getattr(torch, config.dtype)
     train = client.train
     if isinstance(train, Stored):
         train = replace(train, device=device, dtype=dtype)
     else:
         train = tuple(mapped(lambda x: x.to(device, dtype if x.is_floating_point() else None), part) for part in train)
-    moved = {"train": train, "val": client.val, "test": client.test}
-    return replace(client, **{part: _bounded(shard, most) for part, shard in moved.items()})
+    shards = {"train": train, "val": client.val, "test": client.test}
+    return replace(client, **{part: _bounded(shard, config.batch_size) for part, shard in shards.items()})
 
 
 def _bounded(shard: Shard | None, most: int) -> Shard | None:
+    """The shard, of which at most so many samples are in memory at once if it is a Dataset."""
     return replace(shard, most=most) if isinstance(shard, Stored) else shard
 
 

@@ -5,7 +5,7 @@ import math
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from hetperm.params import Keep, NotFinite
 from hetperm.runs import checkpoint, clock
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.files import GrowingCsv
-from hetperm.runs.scores import Scores, by_tier, figures, score
+from hetperm.runs.scores import Scores, by_tier, figures, scores
 from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
 from hetperm.server.pace import Pace
@@ -173,7 +173,7 @@ def epochs(
     keep = on_disk(folder) if method.mixes and config.idle_models == "disk" else in_memory
     with (
         _naming(name, resumed=saved is not None),
-        choice.opened(sized.engine, config.workers, sized.clients, sized.shop) as engine,
+        _opened(sized, base=min(setting.model_widths(name)) if method.one_size else 1.0) as engine,
     ):
         watch = _watch(sized, engine, saved)
         algorithm = algorithm_for(sized, name, watch if setting.devices else engine, steps=steps, keep=keep)
@@ -219,6 +219,13 @@ def _watch(setting: Setting, engine: Engine, saved: Saved | None) -> clock.Clock
     )
     watch.seconds = 0.0 if saved is None else saved.extra.get(SIMULATED, 0.0)
     return watch
+
+
+def _opened(setting: Setting, base: float) -> AbstractContextManager[Engine]:
+    """A context with the engine of a setting: that of its nodes, or one of this machine."""
+    if setting.nodes is not None:
+        return closing(setting.nodes.engine(setting, base))
+    return choice.opened(setting.engine, setting.config.workers, setting.clients, setting.shop)
 
 
 def _done(algorithm: Algorithm, state: State, config: Config) -> State | None:
@@ -432,6 +439,9 @@ def _fingerprint(setting: Setting) -> str:
     """
     total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
     for client in setting.clients:
+        if setting.nodes is not None:  # how many samples a node has is known when it comes, which may be later
+            total.update(repr((client.key, client.width)).encode())
+            continue
         shapes, labels = _shapes(client.train)
         total.update(repr((client.key, client.width, *shapes)).encode())
         total.update(labels)
@@ -463,14 +473,14 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
         return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"
     models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
+    parts = {"": "test", "val_": "val"} if r == setting.config.epochs else {"": "test"}
+    found = iter(scores(setting, [(v, part) for v in models.values() for part in parts.values()], widths, where=where))
     # The tail average comes last, so that `test` ends with the scores of the models that are deployed.
-    for prefix, v in models.items():
-        test = score(setting, v, widths, "test", where=where)
-        scores = {"": test}
-        if r == setting.config.epochs:
-            scores["val_"] = score(setting, v, widths, "val", where=where)
-        for label, scored in scores.items():
-            for quantity, table in figures(setting, *scored).items():
+    for prefix in models:
+        scored = {label: next(found) for label in parts}
+        test = scored[""]
+        for label, one in scored.items():
+            for quantity, table in figures(setting, *one).items():
                 row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in table.items()}
         for tier, mean in by_tier(setting, test[0]).items():
             row[f"{prefix}accuracy_tier_{tier}"] = mean

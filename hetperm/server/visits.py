@@ -4,7 +4,7 @@ A host that is smaller than a visiting model trains a part of it. The rest of th
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 from hetperm import mixing
 from hetperm.device.updates import Distil, Sgd, Update
 from hetperm.engine.task import Task
-from hetperm.params import Params, num_bytes, project
-from hetperm.server import shuffle
+from hetperm.params import Params, project
+from hetperm.server import flow, shuffle
 from hetperm.server.federation import Federation
+from hetperm.server.flow import carried_out
 from hetperm.server.shuffle import Round
 from hetperm.server.slicer import Index, Slicer
 from hetperm.state import State, Work
@@ -113,6 +114,22 @@ def personal_epoch(
     lr = [{j: size * factor for j, size in row.items()} for row, factor in zip(sizes, factors, strict=True)]
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
     work, begun = Work(rounds=1 if parallel and rounds else len(rounds)), state.work.rounds
+
+    def task_of(visit: Visit) -> Task:
+        # Only a host that holds the whole model can run it as a teacher.
+        return Task(
+            _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
+            federation.slicer.cut(v[visit.i], visit.index),
+            host=visit.j,
+            seed=federation.seed_for("visit", tour, clients[visit.i].key, clients[visit.j].key),
+            width=min(own[visit.i], clients[visit.j].width),
+            label=f"epoch {state.r}: model {visit.i} at host {visit.j}",
+        )
+
+    def put(visit: Visit, part: Params) -> None:
+        v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
+
+    plan = []
     # In parallel all visits of a tour are one round, in which every model appears as often as it has hosts.
     together = [(first, [pair for pairs in rounds for pair in pairs])] if parallel and rounds else []
     for t, pairs in together or enumerate(rounds, first):
@@ -120,33 +137,35 @@ def personal_epoch(
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
         # An epoch has at most N rounds, so this number differs for all rounds of the run.
         visits = _visits(federation, weighty, own, rule.nested, round=tour * len(clients) + t)
-        # All tasks start from v as it is. Only a host that holds the whole model can run it as a teacher.
-        tasks = [
-            Task(
-                _update(rule, lr[visit.i][visit.j], pupils.get(own[visit.i], ()) if visit.index is WHOLE else ()),
-                federation.slicer.cut(v[visit.i], visit.index),
-                host=visit.j,
-                seed=federation.seed_for("visit", tour, clients[visit.i].key, clients[visit.j].key),
-                width=min(own[visit.i], clients[visit.j].width),
-                label=f"epoch {state.r}: model {visit.i} at host {visit.j}",
-            )
-            for visit in visits
-        ]
-        outcomes = federation.train(tasks, round=begun + t - first)
-        work += federation.work_of(tasks, rule.batch_size, outcomes)
-        # A visit to a host that is away leaves the model as it was; it comes again in the next tour.
-        done = [(visit, part) for visit, part in zip(visits, outcomes, strict=True) if part is not None]
-        if parallel:
-            v = _means(federation, v, done, mixing.rows_of(state.alpha))
-        else:
-            for visit, part in done:
-                v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
-        # A visit sends the part to the host and back again.
-        moved = sum(num_bytes(part) for _, part in done)
-        work += Work(visits=len(done), bytes_down=moved, bytes_up=moved, skipped=len(visits) - len(done))
+        plan.append((begun + t - first, visits))
+    if parallel:
+        done = [_all_at_once(federation, v, *row, task_of, mixing.rows_of(state.alpha)) for row in plan]
+    else:
+        done = carried_out(federation, plan, task_of, put)
+    for row in done:
+        work += federation.work_of(row.tasks, rule.batch_size, row.sent)
+        # A visit sends the part to the host and back again; a host that is away leaves the model as it was.
+        moved = [size for size in row.sent if size is not None]
+        work += Work(visits=len(moved), bytes_down=sum(moved), bytes_up=sum(moved), skipped=len(row.sent) - len(moved))
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
     return replace(state, v=tuple(v), work=state.work + work)
+
+
+def _all_at_once(
+    federation: Federation,
+    v: list[Params],
+    round: int,
+    visits: Sequence[Visit],
+    task_of: Callable[[Visit], Task],
+    weights: Sequence[Mapping[int, float]],
+) -> flow.Done:
+    """Let all hosts of every model train it at the same time, and replace the models, in place, by the means."""
+    tasks = [task_of(visit) for visit in visits]
+    outcomes = federation.train(tasks, round=round)
+    done = [(visit, part) for visit, part in zip(visits, outcomes, strict=True) if part is not None]
+    v[:] = _means(federation, v, done, weights)
+    return flow.Done(tasks, flow.sizes_of(outcomes))
 
 
 def _means(

@@ -1,0 +1,96 @@
+"""The Flower app: a ServerApp for `flwr run`, and a ClientApp for `flower-supernode`. Needs the extra `flower`."""
+
+import json
+import logging
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from hetperm.config import Config, from_text
+from hetperm.engine.flower_grid import GridPost, content_of, packet_of
+from hetperm.engine.flower_mail import Post, Rules
+from hetperm.federated import server
+from hetperm.federated.options import ServeOptions
+from hetperm.federated.places import node_from_folder
+from hetperm.runs import experiment
+from hetperm.runs.setting import Setting
+from hetperm.texts import one_line
+
+log = logging.getLogger(__name__)
+
+EVENTS = "events.jsonl"
+
+
+def server_app() -> ServerApp:
+    """The server of a federation. Its run configuration names a job that `hetperm serve` wrote."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        job = Path(str(context.run_config["job"]))
+        table = json.loads(job.read_text())
+        run_job(GridPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
+
+    return app
+
+
+def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> None:
+    """Run a federation from beginning to end; what happens is written to ``events``, line by line."""
+    record = server.Record(events)
+    record.tell({"event": "started", "pid": os.getpid()})
+    try:
+        _run(post, config.override(out=Path(job["out"]), resume=job["resume"]), job, record)
+    except Exception as error:
+        if os.environ.get("HETPERM_TRACEBACK"):
+            traceback.print_exc()
+        record.tell({"event": "error", "detail": one_line(str(error)) or type(error).__name__})
+        raise
+
+
+def _run(post: Post, config: Config, job: dict[str, Any], record: server.Record) -> None:
+    options = ServeOptions(**job["options"])
+    rules = Rules(options.deadline, options.patience, options.tries, max(1, round(options.quorum * job["nodes"])))
+    machines: list[server.Machines] = []
+
+    def settle(config: Config) -> Setting:
+        # Who is missing after the wait comes late; without a quorum, or without widths, that is an error.
+        least = rules.quorum if job["widths"] else None
+        members = server.gather(post, job["nodes"], wait=options.wait, on_event=record, least=least)
+        setting = server.settle(config, members, post, rules, record, job["widths"])
+        machines.append(setting.nodes)
+        # Before the report, which shows it, and the checksums, which hold it.
+        setting.nodes.at_end = lambda: record.write(Path(job["out"]), setting.nodes)
+        record.tell({"event": "settled", "widths": [client.width for client in setting.clients],
+                     "keys": [client.key for client in setting.clients], "about": setting.description})  # fmt: skip
+        return setting
+
+    def on_epoch(method: str, row: Any) -> None:
+        record.tell({"event": "epoch", "method": method, "epoch": row["epoch"], "accuracy": row.get("accuracy_mean")})
+
+    try:
+        result = experiment.run(config, on_epoch=on_epoch, settle=settle)
+    except RuntimeError:
+        if machines and config.out.is_dir():
+            record.write(config.out, machines[0])  # who was missing
+        raise
+    record.tell({"event": "finished", "accuracy": result.accuracy, "folder": str(result.folder)})
+
+
+def client_app() -> ClientApp:
+    """A node for Flower's own SuperNode, whose configuration names the folder of the node (``folder="..."``).
+
+    Every message is handled by a process of its own, which loads data and builds the model anew.
+    """
+    app = ClientApp()
+
+    @app.query("hetperm")
+    def handle(message: Message, context: Context) -> Message:
+        node = node_from_folder(Path(str(context.node_config["folder"])), stateless=True)
+        return Message(content_of(node.handle(packet_of(message.content))), reply_to=message)
+
+    return app

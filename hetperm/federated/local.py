@@ -1,0 +1,94 @@
+"""A federation on one machine: every node is a process, and all of it goes over loopback with TLS."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hetperm import config as configuration
+from hetperm.config import Config
+from hetperm.federated import deploy
+from hetperm.federated.options import DeployOptions, FederateOptions, ServeOptions
+from hetperm.federated.places import RUN
+from hetperm.federated.serve import QUIET, OnTold, serve
+from hetperm.federated.server import COSTS
+from hetperm.runs.setting import from_config
+
+ENDING = 10.0  # seconds that a node has to end
+
+
+def federate(options: FederateOptions, on_event: OnTold) -> tuple[Path, list[str]]:
+    """Run a federation on this machine; return the run folder, and lines about what it cost."""
+    began = time.monotonic()
+    config = configuration.load(options.config).override(
+        num_clients=options.nodes,
+        algorithm=options.algorithm,
+        baselines=(),
+        steps=options.steps,
+        epochs=options.epochs,
+        engine="sequential",
+    )
+    folder = place_for(config, options.out, f"127.0.0.1:{options.port}")
+    with nodes(folder, range(options.nodes)):
+        run = serve(ServeOptions(folder=folder, wait=180.0), on_event)
+    return run, [*costs(run), f"{time.monotonic() - began:.0f} s in all, starting and ending of processes included"]
+
+
+def place_for(config: Config, folder: Path, address: str) -> Path:
+    """Deploy a federation whose nodes have the widths that clients of a simulation have."""
+    widths = tuple(client.width for client in from_config(config).clients)
+    options = DeployOptions(folder=folder, nodes=len(widths), address=address, widths=widths)
+    deploy.deploy(options)
+    for path in (folder / RUN, *(folder / "nodes").glob(f"*/{RUN}")):
+        path.write_text(config.to_toml())
+    return folder
+
+
+@contextlib.contextmanager
+def nodes(folder: Path, which: Sequence[int]) -> Iterator[dict[int, subprocess.Popen]]:
+    """A context with the processes of nodes, which end with it."""
+    running: dict[int, subprocess.Popen] = {}
+    try:
+        for k in which:
+            running[k] = start_node(folder, k)
+        yield running
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in running.values():
+            try:
+                process.wait(ENDING)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def start_node(folder: Path, k: int, *args: str) -> subprocess.Popen:
+    """Start the process of node k; what it says goes to node.log in its folder."""
+    place = folder / "nodes" / str(k)
+    command = [sys.executable, "-m", "hetperm", "node", "--folder", str(place), *args]
+    with (place / "node.log").open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **QUIET}
+        )
+
+
+def costs(run: Path) -> list[str]:
+    """What each kind of job cost, a line each."""
+    table = json.loads((run / COSTS).read_text())["costs"]
+    lines = []
+    for kind, cost in table.items():
+        per = cost["jobs"] or 1
+        lines.append(
+            f"{kind}: {cost['jobs']} jobs in {cost['packets']} packets; each {cost['seconds'] / per:.3f} s, of which "
+            f"{cost['node_seconds'] / per:.3f} s at the node; {cost['bytes_down'] / per / 1024:.1f} KiB down, "
+            f"{cost['bytes_up'] / per / 1024:.1f} KiB up"
+        )
+    return lines

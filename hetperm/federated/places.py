@@ -1,0 +1,128 @@
+"""The folders of a federation: what `hetperm deploy` writes, and what the server and the nodes read of it.
+
+::
+
+    FOLDER/README            what to copy where
+    FOLDER/run.toml          the configuration of the run
+    FOLDER/ca.crt, ca.key    the authority that signed the server's certificate; its key stays with who deploys
+    FOLDER/server/           for the server: server.toml, server.pem, server.key, ca.crt, nodes/*.pub, app/
+    FOLDER/nodes/0/          for node 0: node.toml, node.key, ca.crt, run.toml, start.sh
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetperm import config as configuration
+from hetperm.config import Config, read
+from hetperm.federated import shard
+from hetperm.federated.node import Limits, Node
+
+NODE, SERVER = "node.toml", "server.toml"
+RUN = "run.toml"
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """What node.toml says.
+
+    Attributes:
+        server: host:port.
+        client: the number of the client.
+        width: of its models; None if it finds its own.
+        data: as `--data`.
+    """
+
+    folder: Path
+    server: str
+    client: int | None = None
+    width: float | None = None
+    device_mb: float | None = None
+    data: str | None = None
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run."""
+        return configuration.load(self.folder / RUN)
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate that the server's must be signed with."""
+        return self.folder / "ca.crt"
+
+    @property
+    def key(self) -> Path:
+        """The private key of the node."""
+        return self.folder / "node.key"
+
+
+@dataclass(frozen=True)
+class ServerPlace:
+    """What server.toml says: the address to listen on, the number of nodes that were deployed, and their widths."""
+
+    folder: Path
+    address: str
+    nodes: int
+    widths: tuple[float, ...] = ()
+
+
+def node_place(folder: Path) -> NodePlace:
+    """The place of a node; an error if the folder is none."""
+    table = _table(folder / NODE, f"{folder} is not the folder of a node")
+    known = ("server", "client", "width", "device_mb", "data")
+    odd = next((key for key in table if key not in known), None)
+    if odd or not isinstance(table.get("server"), str):
+        raise ValueError(f"{folder / NODE}: {f'unknown key {odd!r}' if odd else 'no server'}; it has {known}")
+    return NodePlace(folder, **table)
+
+
+def server_place(folder: Path) -> ServerPlace:
+    """The place of the server; an error if the folder is none."""
+    table = _table(folder / "server" / SERVER, f"{folder} is not the folder of a federation")
+    if not (isinstance(table.get("address"), str) and isinstance(table.get("nodes"), int)):
+        raise ValueError(f"{folder / 'server' / SERVER}: needs address and nodes")
+    return ServerPlace(folder / "server", table["address"], table["nodes"], tuple(table.get("widths", ())))
+
+
+def _table(path: Path, noun: str) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{noun}: it has no {path.name}; `hetperm deploy FOLDER` writes one")
+    return read(path, noun="it")
+
+
+def node_from_folder(folder: Path, *, stateless: bool = False) -> Node:
+    """The node of a folder, with its data."""
+    place = node_place(folder)
+    found = shard.load(place.data, place.config, place.client)
+    return Node(found.client, found.num_classes, Limits(place.width, place.device_mb), folder, stateless=stateless)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of an address.
+
+    Example:
+        >>> split_address("127.0.0.1:8000"), split_address("[::1]:80")
+        (('127.0.0.1', 8000), ('::1', 80))
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"address {address!r} is not host:port, such as 127.0.0.1:8000")
+    return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is of this machine only."""
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_insecure(address: str) -> None:
+    """Raise an error if a connection without TLS would leave this machine."""
+    if not is_loopback(address):
+        raise ValueError(f"--insecure is for this machine only, and {address} is another; leave it out")

@@ -1,0 +1,295 @@
+"""From a run, on disk or in memory, to verified files for its clients' devices, each with a manifest."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetperm import __version__
+from hetperm import config as configuration
+from hetperm.advice import did_you_mean
+from hetperm.config import Config
+from hetperm.data import Problem
+from hetperm.runs import client_models, files
+from hetperm.runs.evaluate import accuracy
+from hetperm.runs.export import formats
+from hetperm.runs.export.options import FOLDER, Options
+from hetperm.runs.export.package import Subject, samples_of
+from hetperm.runs.export.verify import Check, Runtime, blocked_by, check
+from hetperm.runs.setting import OWN, one_thread, problem_of
+from hetperm.texts import shown
+
+FORMAT = 1  # of the manifest
+
+log = logging.getLogger(__name__)
+OnClient = Callable[["Exported"], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """What became of a client's model.
+
+    Attributes:
+        path: the file that was written; None if it is not good, which `check.fault` explains.
+        size: bytes of the file.
+    """
+
+    client: int
+    tier: str
+    width: float
+    size: int
+    check: Check
+    path: Path | None
+
+
+def export_folder(folder: str | Path, options: Options, on_client: OnClient | None = None) -> list[Exported]:
+    """Export models of a run's folder. Each client's validation data are made again from the run's configuration.
+
+    Args:
+        on_client: called after every client.
+    """
+    folder = Path(folder)
+    formats.check_extra(options.format)
+    manifests = _chosen(folder, options)
+    subjects = _subjects(folder, manifests, _problem(folder, manifests, options), options)
+    return _export(subjects, options, options.out or folder / FOLDER, on_client)
+
+
+def export_result(result: Any, manifest_of: Callable[[int], Mapping[str, Any]], options: Options) -> list[Exported]:
+    """Export models of a `Result`, with the clients' data that it holds.
+
+    Args:
+        manifest_of: the manifest of a client's model.
+    """
+    formats.check_extra(options.format)
+    out = options.out or (result.folder and result.folder / FOLDER)
+    if out is None:
+        raise ValueError("this result has no folder to write files to; name one: result.export(out=...)")
+    setting = result.setting
+    numbers = _select(dict(enumerate(setting.tiers)), options, "this run")
+
+    def subjects() -> Iterator[Subject]:
+        for i in numbers:
+            client = setting.clients[i]
+            x, y, part = samples_of(client, options.samples)
+            yield Subject(
+                client=i,
+                module=result.model(i).cpu(),
+                model=manifest_of(i),
+                x=x,
+                y=y,
+                part=part,
+                metric=setting.metric,
+                preparation=setting.preparation,
+                classes=client.classes,
+                class_names=setting.class_names,
+            )
+
+    return _export(subjects(), options, out)
+
+
+# Which models, and the data that belong to them
+
+
+def _chosen(folder: Path, options: Options) -> dict[int, Mapping[str, Any]]:
+    """Client -> the manifest of its model, of the clients that the options name."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}; name the folder of a run, such as runs/digits-perm")
+    numbers = client_models.clients(folder)
+    if not numbers:
+        seeds = sorted(path.parent.name for path in folder.glob("seed-*/models"))
+        if seeds:
+            raise ValueError(f"{folder} holds a run for each of {len(seeds)} seeds; name one: {folder / seeds[0]}")
+        remedy = "name the folder of a run, such as runs/digits-perm"
+        if (folder / "config.toml").is_file():
+            remedy = f"finish the run: hetperm train --config {folder}/config.toml --out {folder} --resume"
+        raise FileNotFoundError(f"there are no clients' models in {folder}; {remedy}")
+    manifests = {i: client_models.read_manifest(folder, i) for i in numbers}
+    chosen = _select({i: str(manifest.get("tier")) for i, manifest in manifests.items()}, options, str(folder))
+    return {i: manifests[i] for i in chosen}
+
+
+def _select(tiers: Mapping[int, str], options: Options, where: str) -> list[int]:
+    """The clients that the options name, out of client -> tier."""
+    for i in options.client:
+        if i not in tiers:
+            numbers = sorted(tiers)
+            raise ValueError(f"there is no client {i} in {where}; it has clients {numbers[0]} to {numbers[-1]}")
+    names = list(dict.fromkeys(tiers.values()))
+    if options.tier is not None and options.tier not in names:
+        advice = did_you_mean(options.tier, names, f"it has {', '.join(names)}")
+        raise ValueError(f"there is no tier {shown(options.tier)} in {where}; {advice}")
+    if options.client:
+        return list(options.client)
+    return [i for i, tier in tiers.items() if options.tier in (None, tier)]
+
+
+def _problem(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: Options) -> Problem:
+    """The data of a run, made again from its configuration; an error if they are not those it was trained on."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.toml, which says what data to verify on; name a run's folder")
+    try:
+        config = configuration.load(path)
+    except ValueError as error:
+        wrote = next(iter(manifests.values()))["hetperm"]
+        raise ValueError(f"{error}; the run is of hetperm {wrote} and this is {__version__}: use that one") from error
+    if config.dataset == OWN:
+        raise ValueError(
+            f"{folder} is a run of fit, whose data and model are in no file; export it in Python, from its result: "
+            f"result.export(format={options.format!r})"
+        )
+    problem = problem_of(_relocated(config, options))
+    for i, manifest in manifests.items():
+        n = problem.clients[i].n_train if i < len(problem.clients) else 0
+        if n != manifest.get("n_train"):
+            raise ValueError(
+                f"client {i} of {folder} had {manifest.get('n_train')} training samples, and {config.dataset} gives it "
+                f"{n} here; the data must be those of the run (--data-dir)"
+            )
+    return problem
+
+
+def _relocated(config: Config, options: Options) -> Config:
+    return config if options.data_dir is None else config.override(data_dir=options.data_dir)
+
+
+def _subjects(
+    folder: Path, manifests: Mapping[int, Mapping[str, Any]], problem: Problem, options: Options
+) -> Iterator[Subject]:
+    for i, module in client_models.load_clients(folder, manifests):
+        x, y, part = samples_of(problem.clients[i], options.samples)
+        yield Subject(
+            client=i,
+            module=module,
+            model=manifests[i],
+            x=x,
+            y=y,
+            part=part,
+            metric=accuracy,
+            preparation=problem.preparation,
+            classes=_mask(manifests[i].get("classes"), problem.num_classes),
+            class_names=problem.class_names,
+        )
+
+
+def _mask(classes: Sequence[int] | None, num_classes: int) -> Tensor | None:
+    if classes is None:
+        return None
+    mask = torch.zeros(num_classes, dtype=torch.bool)
+    mask[list(classes)] = True
+    return mask
+
+
+# Files
+
+
+def _export(
+    subjects: Iterable[Subject], options: Options, out: Path, on_client: OnClient | None = None
+) -> list[Exported]:
+    """Convert, run, compare and write one model after the other."""
+    exported, runtime = [], None
+    with one_thread(), ExitStack() as stack:
+        for subject in subjects:
+            file = formats.converted(subject, options)
+            if runtime is None:  # one for all files, because its start takes seconds
+                runtime = stack.enter_context(Runtime(options.format, blocked_by(subject.module, options.format)))
+            verdict = check(file, subject, options, runtime)
+            if subject.part == "train":
+                log.warning("client %d has no validation data; its file was run on training data", subject.client)
+            path = None if verdict.fault else _write(out, subject, options, file, verdict)
+            exported.append(
+                Exported(
+                    client=subject.client,
+                    tier=str(subject.model.get("tier")),
+                    width=subject.model["width"],
+                    size=len(file),
+                    check=verdict,
+                    path=path,
+                )
+            )
+            if on_client:
+                on_client(exported[-1])
+    return exported
+
+
+def name_of(client: int, options: Options) -> str:
+    """The name of a client's file.
+
+    Example:
+        >>> name_of(7, Options(format="onnx", precision="int8"))
+        'client_007.int8.onnx'
+    """
+    precision = "" if options.precision == "float32" else f".{options.precision}"
+    return f"client_{client:03d}{precision}.{formats.ENDING[options.format]}"
+
+
+def _write(out: Path, subject: Subject, options: Options, file: bytes, verdict: Check) -> Path:
+    """Write a file and its manifest; the manifest last, so that whoever finds one finds the file."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the folder {out} ({error.strerror}); name another with --out") from error
+    path = out / name_of(subject.client, options)
+    beside = path.with_name(f"{path.name}.json")
+    beside.unlink(missing_ok=True)  # that of an older file
+    files.write(path, file)
+    files.write_json(beside, manifest(subject, options, file, verdict))
+    return path
+
+
+def manifest(subject: Subject, options: Options, file: bytes, verdict: Check) -> dict[str, Any]:
+    """What a device needs to know about a file, as the manifest beside it holds it."""
+    model, stored, prepared = subject.model, subject.stored, subject.preparation
+    most = formats.LARGEST_BATCH if options.format == "executorch" else None
+    pixels = prepared is not None and stored.dim() == 4
+    names = list(subject.class_names) or None
+    return {
+        "format": FORMAT,
+        "kind": options.format,
+        "precision": options.precision,
+        "hetperm": __version__,
+        "torch": str(torch.__version__),
+        "client": subject.client,
+        **{key: model.get(key) for key in ("tier", "width", "architecture", "algorithm", "dataset", "seed", "group")},
+        "input": {
+            "name": formats.INPUT,
+            "shape": ["n" if options.batch == "dynamic" else 1, *stored.shape[1:]],
+            "largest_batch": 1 if options.batch == "one" else most,
+            "dtype": str(stored.dtype).removeprefix("torch."),
+            "values": {"smallest": 0, "largest": prepared.peak} if pixels else None,
+        },
+        # Done inside the file; for those who want to do it themselves with the weights of the run.
+        "normalisation": None
+        if prepared is None
+        else {
+            "peak": prepared.peak,
+            **{key: _plain(getattr(prepared, key)) for key in ("mean", "std")},
+        },
+        "output": {"name": formats.OUTPUT, "dtype": "float32"},
+        "class_names": names,
+        "classes": None if subject.classes is None else subject.classes.nonzero().flatten().tolist(),
+        "accuracy": model.get("accuracy"),
+        "verified": {
+            "on": subject.part,
+            "samples": len(stored),
+            "largest_difference": verdict.difference,
+            "largest_output": verdict.scale,
+            "accuracy_before": verdict.before,
+            "accuracy_after": verdict.after,
+            "ms": verdict.ms,
+        },
+        "bytes": len(file),
+        "sha256": hashlib.sha256(file).hexdigest(),
+    }
+
+
+def _plain(figure: float | Tensor) -> list[float]:
+    """The values of a tensor in as many digits as they have."""
+    return [float(f"{value:.7g}") for value in torch.as_tensor(figure).flatten().tolist()]

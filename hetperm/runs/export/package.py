@@ -1,0 +1,104 @@
+"""What is exported: a client's model with its preprocessing and its classes, and the data it is verified on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetperm.client import Client
+from hetperm.data.images import Preparation
+from hetperm.device.bench import ABSENT, masked
+from hetperm.shards import rows_of, size_of
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A client's model, and what is needed to export and verify it.
+
+    Attributes:
+        client: its position in the run.
+        module: its model, in evaluation mode on the CPU.
+        model: the manifest of the model: width, tier, input, accuracy and more.
+        x: (n, ...) inputs of the model that it is verified on; `y`: their labels.
+        part: where they come from: "val", or "train" if the client has no validation data.
+        metric: (outputs, labels) -> mean over samples.
+        preparation: how stored values became inputs; None if they are inputs as they are.
+        classes: (num_classes,) bool, the classes that the client predicts; None: all.
+        class_names: the name of every class; empty if they have none.
+    """
+
+    client: int
+    module: nn.Module
+    model: Mapping[str, Any]
+    x: Tensor
+    y: Tensor
+    part: str
+    metric: Callable[[Tensor, Tensor], Tensor]
+    preparation: Preparation | None = None
+    classes: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def stored(self) -> Tensor:
+        """(n, ...) the same samples as a device has them: what the exported file takes."""
+        if self.preparation is not None:
+            return self.preparation.undone(self.x)
+        return self.x.float() if self.x.is_floating_point() else self.x
+
+    def outputs(self) -> Tensor:
+        """(n, ...) the outputs of the client's model, as it was trained: what a file must agree with."""
+        weight = next(self.module.parameters(), self.x)
+        x = self.x.to(weight.dtype) if self.x.is_floating_point() else self.x
+        with torch.inference_mode():
+            return masked(torch.cat([self.module(some) for some in x.split(64)]), self.classes).float()
+
+    def score(self, outputs: Tensor) -> float:
+        """The accuracy of these outputs, or what the run's own metric says."""
+        return float(self.metric(outputs, self.y))
+
+
+class Packaged(nn.Module):
+    """A client's model that takes stored values, normalises them, and never predicts a class the client lacks.
+
+    Args:
+        module: the model, in the precision it is exported in.
+        dtype: that precision; outputs are float32 all the same.
+    """
+
+    def __init__(self, module: nn.Module, subject: Subject, dtype: torch.dtype):
+        super().__init__()
+        self.module, self.dtype = module, dtype
+        self.floating = subject.x.is_floating_point()
+        self.prepared, self.masks = subject.preparation is not None, subject.classes is not None
+        if self.prepared:
+            peak, mean, std = (
+                torch.as_tensor(value, dtype=torch.float64)
+                for value in (subject.preparation.peak, subject.preparation.mean, subject.preparation.std)
+            )
+            self.register_buffer("offset", (mean * peak).float())
+            self.register_buffer("factor", (1 / (std * peak)).float())
+        if self.masks:
+            self.register_buffer("absent", ~subject.classes.cpu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, num_classes), or what else the model returns, in float32, from stored values (n, ...)."""
+        if self.prepared:
+            x = (x - self.offset) * self.factor
+        y = self.module(x.to(self.dtype) if self.floating else x).float()
+        return y.masked_fill(self.absent, ABSENT) if self.masks else y
+
+
+def samples_of(client: Client, most: int) -> tuple[Tensor, Tensor, str]:
+    """At most so many samples (x, y) of a client, evenly spread, and whether they are its "val" or "train" data."""
+    part = "train" if client.val is None else "val"
+    shard = client.data(part)
+    n = size_of(shard)
+    x, y = rows_of(shard, torch.linspace(0, n - 1, min(n, most)).round().long())
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"the model of this client takes {len(x)} inputs and a file takes one; export a module that wraps it and "
+            "takes one tensor"
+        )
+    return x.cpu(), y.cpu(), part

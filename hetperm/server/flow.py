@@ -1,0 +1,109 @@
+"""Flow: the visits of several rounds, one round after the other or, where the engine can, each as soon as it may.
+
+A visit may begin when its model has come back from the visit before, and its host has done the visit before. Both
+orders are those of the schedule, so models end as they do with a barrier after every round.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hetperm.engine.task import Absent, Failure, Task
+from hetperm.params import Params, num_bytes
+from hetperm.server.federation import Federation
+
+
+class Planned(Protocol):
+    """A visit that is planned: model i at host j."""
+
+    i: int
+    j: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A round that was carried out.
+
+    Attributes:
+        tasks: one for each visit; without models, which would fill the memory.
+        sent: the bytes of each model that came back; None where the host was absent.
+    """
+
+    tasks: list[Task]
+    sent: list[int | None]
+
+
+def carried_out(
+    federation: Federation,
+    plan: Sequence[tuple[int, Sequence[Planned]]],
+    task_of: Callable[[Any], Task],
+    put: Callable[[Any, Params], None],
+) -> Iterator[Done]:
+    """Carry out the visits of several rounds; yield what each took.
+
+    Args:
+        plan: (round, visits); within a round no model and no host appears twice.
+        task_of: visit -> its task, with the model as it is now.
+        put: takes what a host made of a model.
+    """
+    flow = getattr(federation.engine, "flow", None)
+    if flow is not None:
+        steps = [[Step(visit, federation, task_of, put) for visit in visits] for _, visits in plan]
+        for (round, _), row in zip(plan, steps, strict=True):
+            here = federation.present(round)
+            for step in row:
+                step.away = not here[step.host]
+        flow([step for row in steps for step in row if not step.away])
+        for row in steps:
+            yield Done([step.light or replace(step.task(), params={}) for step in row], [step.sent for step in row])
+        return
+    for round, visits in plan:
+        tasks = [task_of(visit) for visit in visits]
+        outcomes = federation.train(tasks, round=round)
+        for visit, part in zip(visits, outcomes, strict=True):
+            if part is not None:
+                put(visit, part)
+        yield Done(tasks, sizes_of(outcomes))
+
+
+def sizes_of(outcomes: Sequence[Params | None]) -> list[int | None]:
+    """The bytes of each model that came back; None where the host was absent."""
+    return [None if part is None else num_bytes(part) for part in outcomes]
+
+
+@dataclass
+class Step:
+    """A visit that waits for its turn, and what came of it."""
+
+    visit: Planned
+    federation: Federation
+    task_of: Callable[[Any], Task]
+    put: Callable[[Any, Params], None]
+    sent: int | None = None
+    light: Task | None = None
+    away: bool = False
+
+    @property
+    def model(self) -> int:
+        """The model that travels."""
+        return self.visit.i
+
+    @property
+    def host(self) -> int:
+        """Where it goes."""
+        return self.visit.j
+
+    def task(self) -> Task:
+        """The task, with the model as it is now."""
+        task = self.task_of(self.visit)
+        self.light = replace(task, params={})
+        return task
+
+    def done(self, outcome: Any | Failure) -> None:
+        """Take the outcome; an absent host leaves the model as it was."""
+        if isinstance(outcome, Failure):
+            if not isinstance(outcome.error, Absent):
+                raise RuntimeError(f"{outcome.task.label}: {outcome.error}") from outcome.error
+            return
+        self.sent = num_bytes(outcome)
+        self.put(self.visit, outcome)

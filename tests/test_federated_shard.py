@@ -1,0 +1,108 @@
+"""What a node reads: its data, its folder, its flags."""
+
+import numpy as np
+import pytest
+
+from hetperm.config import Config
+from hetperm.federated import shard
+from hetperm.federated.options import DeployOptions, NodeOptions, ServeOptions
+from hetperm.federated.places import check_insecure, is_loopback, node_place, server_place, split_address
+
+CONFIG = Config(num_clients=3, samples_per_client=20)
+
+MINE = """
+import torch
+from hetperm import Client
+
+def load_client():
+    return Client(train=(torch.ones(6, 1, 8, 8), torch.arange(6)))
+
+def with_classes():
+    return load_client(), 10
+
+def measurements():
+    return Client(train=(torch.ones(6, 3), torch.ones(6)))
+
+def nothing():
+    return 7
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine_here.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_node_takes_its_share_of_the_data_set_of_the_run():
+    found = [shard.load(None, CONFIG, key) for key in range(3)]
+    assert [one.client.key for one in found] == [0, 1, 2]
+    assert {(one.client.n_train, one.num_classes, one.client.group) for one in found} == {(20, 10, None)}
+
+
+def test_a_node_reads_a_file_that_is_all_its_own(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(40, 7)).astype(np.float32), np.arange(40) % 4
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    found = shard.load(f"npz:{tmp_path / 'own.npz'}", Config(samples_per_client=2), 5)
+    assert found.client.key == 5 and found.num_classes == 4 and found.client.n_train > 20
+
+
+def test_a_function_of_the_user_loads_the_data(mine):
+    assert shard.load("mine_here:load_client", CONFIG, 2).num_classes == 6
+    found = shard.load("mine_here:with_classes", CONFIG, 2)
+    assert (found.num_classes, found.client.key, found.client.n_train) == (10, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "sentence"),
+    [
+        (None, None, "which data are this node's"),
+        (None, 3, "client 3 is not one of the 3"),
+        ("digitz", 0, "give a data set"),
+        ("mine_here:load_clients", 0, "cannot be loaded"),
+        ("mine_there:load_client", 0, "is the file in this folder"),
+        ("mine_here:nothing", 0, "returned a int; it must return a hetperm.Client"),
+        ("mine_here:measurements", 0, "labels must be classes"),
+    ],
+)
+def test_data_that_are_none_are_refused(mine, source, key, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        shard.load(source, CONFIG, key)
+
+
+def test_addresses_are_read_and_only_this_machine_may_be_without_tls():
+    assert split_address("[::1]:80") == ("::1", 80)
+    assert [is_loopback(f"{host}:1") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.1")] == [True] * 3 + [
+        False
+    ]
+    check_insecure("127.0.0.1:8000")
+    with pytest.raises(ValueError, match=r"--insecure is for this machine only, and 0\.0\.0\.0:8000 is another"):
+        check_insecure("0.0.0.0:8000")
+    for wrong in ("8000", "host:", "host:99999", ":80"):
+        with pytest.raises(ValueError, match="is not host:port"):
+            split_address(wrong)
+
+
+def test_folders_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"is not the folder of a node: it has no node\.toml; `hetperm deploy FOLDER`"):
+        node_place(tmp_path)
+    with pytest.raises(ValueError, match="is not the folder of a federation"):
+        server_place(tmp_path)
+    (tmp_path / "node.toml").write_text('server = "127.0.0.1:8000"\nwidht = 1')
+    with pytest.raises(ValueError, match="unknown key 'widht'"):
+        node_place(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "sentence"),
+    [
+        (NodeOptions, {"width": 0.0}, "--width is 0"),
+        (NodeOptions, {"device_mb": -1.0}, "--device_mb is -1"),
+        (ServeOptions, {"quorum": 2.0}, "--quorum is 2"),
+        (ServeOptions, {"deadline": 0.0}, "--deadline is 0"),
+        (DeployOptions, {"widths": (1.0, 2.0)}, "--widths is 2"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(kind, given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        kind(**given)

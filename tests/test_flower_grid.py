@@ -1,0 +1,138 @@
+"""Packets over Flower's own messages, on a grid in this process. Left out where Flower is not installed."""
+
+import re
+import ssl
+from collections.abc import Iterable
+
+import pytest
+from flower_loopback import FIRST, nodes_of, same_models, settled, small, trained
+
+pytest.importorskip("flwr", reason="Flower is not installed here (extra `flower`, an environment of its own)")
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from hetperm.engine.flower_grid import SMALL, GridPost, content_of, packet_of
+from hetperm.engine.flower_mail import Lost
+from hetperm.federated import apps, certificates
+from hetperm.federated.deploy import deploy
+from hetperm.federated.options import DeployOptions
+from hetperm.federated.places import node_place, server_place
+from hetperm.runs import files
+from hetperm.runs.setting import from_config
+
+
+class InProcess(Grid):
+    """A grid whose nodes are functions. Messages are taken apart and put together as on the wire."""
+
+    def __init__(self, handlers):
+        self.handlers = dict(enumerate(handlers, FIRST))
+        self.sent: dict[str, Message] = {}
+        self.dead: set[int] = set()
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 0, 1
+
+    run = property(lambda self: None)
+
+    def set_run(self, run) -> None:
+        pass
+
+    def create_message(self, *args, **options):
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self.handlers if node not in self.dead]
+
+    def push_messages(self, messages):
+        names = []
+        for message in messages:
+            name = str(len(self.sent))
+            message.metadata.__dict__["_message_id"] = name
+            self.sent[name] = message
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for message in [self.sent.pop(name) for name in message_ids if name in self.sent]:
+            node = message.metadata.dst_node_id
+            if node in self.dead:
+                replies.append(Message(Error(5, "Node\n unavailable"), reply_to=message))
+            else:
+                answer = self.handlers[node](packet_of(message.content))
+                replies.append(Message(content_of(answer), reply_to=message))
+        return replies
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", ["perm", "heterofl-ft"])
+def test_the_numbers_of_a_simulation_come_back_over_messages_of_flower(tmp_path, name):
+    config = small(tmp_path, algorithm=name, steps=20, epochs=1)
+    grid = InProcess([node.handle for node in nodes_of(config)])
+    assert same_models(trained(settled(config, GridPost(grid))), trained(from_config(config)))
+
+
+@pytest.mark.parametrize("size", [0, 10, SMALL, SMALL + 1])
+def test_packets_of_every_size_come_out_as_they_went_in(size):
+    packet = bytes(size)
+    assert packet_of(content_of(packet)) == packet
+
+
+def test_a_message_without_a_packet_is_refused():
+    with pytest.raises(ValueError, match="without a packet of hetperm"):
+        packet_of(RecordDict())
+
+
+def test_an_error_of_flower_is_a_lost_packet_with_its_reason():
+    grid = InProcess([lambda packet: packet])
+    post = GridPost(grid)
+    name = post.push(FIRST, b"x", ttl=10)
+    grid.dead.add(FIRST)
+    (answer,) = post.pull([name]).values()
+    assert isinstance(answer, Lost) and str(answer) == "Node unavailable, code 5"
+    assert post.online() == set()
+
+
+def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):
+    config = small(tmp_path, steps=20, epochs=1)
+    grid = InProcess([node.handle for node in nodes_of(config, tmp_path)])
+    options = {"deadline": 60.0, "patience": 5.0, "tries": 2, "quorum": 0.5, "wait": 10.0}
+    job = {"out": str(tmp_path / "run"), "resume": False, "nodes": 4, "widths": [], "options": options}
+    events = tmp_path / "events.jsonl"
+    apps.run_job(GridPost(grid), config, job, events)
+    assert '"event": "finished"' in events.read_text()
+    assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "federation.json").exists()
+    assert (tmp_path / "node-0" / "models" / "client_000.safetensors").exists()
+    assert not (tmp_path / "run" / "models").exists()
+    assert files.is_whole(tmp_path / "run")
+    assert "<h2>Nodes</h2>" in (tmp_path / "run" / "report.html").read_text()
+    apps.run_job(GridPost(grid), config, {**job, "resume": True}, events)
+    assert files.is_whole(tmp_path / "run")
+    assert events.read_text().count('"event": "finished"') == 2
+
+
+def test_a_deployment_has_what_every_machine_needs_and_no_more(tmp_path):
+    folder = deploy(DeployOptions(folder=tmp_path / "fed", nodes=2, address="192.0.2.7:9000", widths=(1.0, 0.25)))
+    assert server_place(folder).address == "192.0.2.7:9000"
+    place = node_place(folder / "nodes" / "1")
+    assert (place.client, place.width, place.config.num_clients) == (1, 0.25, 2)
+    private = list(folder.rglob("*.key"))
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
+    assert not list((folder / "nodes").rglob("ca.key")) and not list((folder / "server").rglob("node.key"))
+    text = (folder / "README").read_text()
+    assert re.search(r"server at 192\.0\.2\.7:9000", text) and "nodes/K/start.sh" in text
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server" / "server.pem", folder / "server" / "server.key")
+    before = (folder / "server" / "server.pem").read_bytes()
+    deploy(DeployOptions(folder=folder, renew=True))
+    assert (folder / "server" / "server.pem").read_bytes() != before
+    with pytest.raises(ValueError, match="exists; name another folder"):
+        deploy(DeployOptions(folder=folder))
+
+
+def test_keys_of_nodes_differ(tmp_path):
+    for k in range(2):
+        certificates.node_key(tmp_path / f"{k}.key", tmp_path / f"{k}.pub")
+    assert (tmp_path / "0.pub").read_bytes() != (tmp_path / "1.pub").read_bytes()
