@@ -257,6 +257,9 @@ class Config:
     """Run once with each of these seeds, each in its own folder, and aggregate; replaces seed."""
     quiet: bool = False
     """No progress bar."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where metrics go as they come, beside the files of the run: tensorboard writes scalars, accuracies of tiers and
+    clients, and the map of mixing weights to the run's folder tensorboard/ (pip install 'hetperm[tensorboard]')."""
     rivals: Annotated[Mapping[str, Mapping[str, Any]], method_tables] = field(default_factory=dict)
     """Options of single methods, such as [fedavg-ft] lr = 0.5; in a file, or by --option fedavg-ft.lr=0.5."""
 
@@ -305,7 +308,7 @@ class Config:
 
 FIELDS = tuple(setting.name for setting in fields(Config))
 KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, in which each rival has its own table
-NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # they change no number
+NOT_KEPT = ("out", "resume", "quiet", "log", "workers", "idle_models")  # they change no number
 OWN = "own"  # the data set of `fit`, whose clients, model and widths come from no configuration
 NOT_OF_FIT = (
     *("capacity_profile", "widths_from", "data_dir", "download", "partition", "samples_per_client", "validation_share"),

@@ -55,7 +55,7 @@ def rows(path) -> list[dict]:
 
 def test_the_folder_holds_what_the_design_lists(finished):
     pictures = ["accuracy.png", "alpha.png", "tiers.png"]
-    tables = ["baselines.csv", "clients.csv", "metrics.csv", "profile.csv"]
+    tables = ["baselines.csv", "client_metrics.csv", "clients.csv", "metrics.csv", "profile.csv"]
     others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "server.safetensors"]
     others += ["summary.json", "timing.json"]
     folders = {
@@ -101,7 +101,7 @@ def test_the_metrics_have_a_row_for_each_epoch_with_work_and_figures(finished):
 
 def test_every_client_has_a_row(finished):
     clients = rows(finished.folder / "clients.csv")
-    columns = "client tier width params group n_train n_val accuracy loss effective_partners accuracy_local"
+    columns = "client tier width params group n_train n_val most_common accuracy loss effective_partners accuracy_local"
     assert list(clients[0]) == columns.split()
     assert [row["group"] for row in clients] == ["0", "0", "1", "1"]
     assert np.mean([float(row["accuracy"]) for row in clients]) == pytest.approx(finished.accuracy)

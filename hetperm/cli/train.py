@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hetperm import config as configuration
@@ -12,7 +13,7 @@ from hetperm.config import Config
 # Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file; --option sets single
 # keys of them.
 TOPICS = {
-    "run": ("name", "out", "resume", "seed", "seeds", "algorithm", "baselines", "plugins", "steps", "quiet"),
+    "run": ("name", "out", "resume", "seed", "seeds", "algorithm", "baselines", "plugins", "steps", "quiet", "log"),
     "devices": ("capacity_profile", "widths_from", "num_clients", "participation", "trace"),
     "data": (
         *("dataset", "data_dir", "download", "partition", "samples_per_client", "validation_share", "image_size"),
@@ -53,27 +54,28 @@ def main(args: Sequence[str]) -> None:
     # Only now: --help and bad flags need not wait for torch.
     from hetperm.runs import experiment
 
-    methods = (config.algorithm, *config.baselines)
-    runs = max(1, len(config.seeds))
-    with console.progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
-
-        def on_start(setting: Any) -> None:
-            # The bar comes second, or the lines would be printed into it.
-            console.announce(setting)
-            if bar:
-                bar.metric = setting.metric.name
-                bar.start()
-
-        if config.seeds:
-            summary, results = experiment.sweep(config, on_epoch=bar, on_start=on_start)
-            folder = results[0].folder.parent
-        else:
-            results = [experiment.run(config, on_epoch=bar, on_start=on_start)]
-            summary, folder = results[0].summary, results[0].folder
+    if config.seeds:
+        summary, results = experiment.sweep(config, on_start=console.announce)
+        folder = results[0].folder.parent
+    else:
+        results = [experiment.run(config, on_start=console.announce)]
+        summary, folder = results[0].summary, results[0].folder
     console.show(summary, results)
     console.say(f"written to {folder}: report.html, summary.json, pictures, and each client's model in models/")
-    if len(results) < runs:
+    for line in next_steps(config, folder):
+        console.say(line)
+    if len(results) < max(1, len(config.seeds)):
         raise SystemExit(SEEDS_LOST)
+
+
+def next_steps(config: Config, folder: Path) -> list[str]:
+    """Where the report is, and what to try next."""
+    one_seed = "" if config.seeds else "more seeds: hetperm train --seeds 0 1 2; "
+    return [
+        f"report: open {folder / 'report.html'} in a browser",
+        f"next: {one_seed}other devices: hetperm train --capacity-profile iot; two runs side by side: hetperm compare "
+        f"{folder} OTHER",
+    ]
 
 
 def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = "hetperm train") -> Config:

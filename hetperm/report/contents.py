@@ -440,7 +440,7 @@ def read(folder: Path) -> Contents:
     return Contents(
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
-        settings=_parsed(folder / "config.toml", tomllib.loads, otherwise={}),
+        settings=read_settings(folder),
         clients=_by_seed(_figures(folder / "clients.csv")),
         metrics=_figures(folder / "metrics.csv"),
         profile=next(filter(None, profiles), []),
@@ -449,6 +449,11 @@ def read(folder: Path) -> Contents:
         resources=resources,
         nodes=_parsed(folder / FEDERATION, _nodes, otherwise=()),
     )
+
+
+def read_settings(folder: Path) -> Mapping[str, Any]:
+    """The keys and values of config.toml; empty if there is none."""
+    return _parsed(folder / "config.toml", tomllib.loads, otherwise={})
 
 
 def read_summary(folder: Path) -> Summary:

@@ -1,6 +1,7 @@
 """report.html: a run folder on one page that needs no network and no other file."""
 
 import base64
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -9,9 +10,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
-from hetperm.report import tables
+from hetperm.report import advice, charts, tables
 from hetperm.report.contents import (
     MB,
     Contents,
@@ -25,6 +27,8 @@ from hetperm.report.contents import (
     seed_folders,
     tier_columns,
 )
+from hetperm.report.details import Run, runs_of
+from hetperm.report.grid import transposed
 
 NAME = "report.html"
 OWN = "own"  # the data set of `fit`
@@ -40,31 +44,79 @@ def render(folder: Path | str) -> str:
     parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents))}
     if contents.summary is not None:
         # Last, so that the title of a run wins over that of a benchmark in the same folder.
-        parts |= _run_parts(contents) | {"seed_pages": _seed_pages(folder, contents.summary)}
+        parts |= _run_parts(contents, runs_of(folder, contents))
+        parts["seed_pages"] = _seed_pages(folder, contents.summary)
+    return filled("page.html", parts)
+
+
+def filled(template: str, parts: Mapping[str, Any]) -> str:
+    """A template of this folder with its parts, the style and the script filled in."""
+    script = _text("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
+    frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
-    return _template().render(parts).encode(errors="replace").decode()
+    return _environment().get_template(template).render({**frame, **parts}).encode(errors="replace").decode()
+
+
+# address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
+SECTIONS = {
+    "methods": "Methods",
+    "tiers": "Tiers",
+    "mixing": "Who learns from whom",
+    "resources": "Does it fit?",
+    "clients": "Clients",
+    "cost": "Cost",
+    "seeds": "Seeds",
+    "machine": "Machine",
+}
+NEEDS = {"cost": "profile", "seeds": "several"}
 
 
 @cache
-def _template() -> Template:
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
     # Names of tiers, methods and datasets come from users: autoescape makes texts of them, never elements.
     # A name that the template misspells is an error, not an empty place on the page.
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        loader=FunctionLoader(_text),
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # and keys in their own order
+    return environment
 
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
-EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "metric better methods gains attendance tiers mixing profile resources several seeds seed_pages clients nodes "
-    "epochs config".split()
-)
+EMPTY: Mapping[str, Any] = {
+    **dict.fromkeys(
+        "metric better methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages "
+        "clients nodes epochs config advice notes machine".split()
+    ),
+    "data": {},
+    "generator": "hetperm report",
+}
 
 
-def _run_parts(contents: Contents) -> dict[str, Any]:
+def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
     summary, several = contents.summary, bool(contents.summary.seeds)
     clients = [row for rows in contents.clients for row in rows]
     metric = summary.metric
+    evidence = [evidence_of(run) for run in runs]
+    shown = [] if several else charts.shown_clients(clients, summary)
     return {
+        "advice": advice.lines(evidence),
+        "notes": list(dict.fromkeys(note for run in runs for note in (*run.warnings, *advice.notes(evidence_of(run))))),
+        "reasons": reasons(runs),
+        "machine": runs[0].about if runs else None,
+        "costs": tables.cost_grid(summary),
+        "data": charts.of(summary, runs),
         "title": f"{summary.algorithm} on {summary.dataset}",
         "lead": about(contents),
         "algorithm": summary.algorithm,
@@ -78,7 +130,7 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
         "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
-        "clients": tables.row_grid(clients, metric=metric) if clients and not several else None,
+        "clients": tables.row_grid(shown, title=_worst(clients, shown), metric=metric) if shown else None,
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
@@ -91,13 +143,31 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
     """The section of a resource benchmark, with a title and a lead for a page that shows no run."""
     if not contents.resources:
         return {}
-    rows = [{key: value for key, value in row.items() if key != "reason"} for row in contents.resources["tiers"]]
+    tiers = contents.resources["tiers"]
+    # The verdict first, without reasons, which the lines below the table give; a column for each tier fits a page.
+    rows = [{key: row[key] for key in _first(row, "tier", "width", "verdict") if key != "reason"} for row in tiers]
     return {
         "title": contents.resources.get("title", "Resources"),
         "lead": RESOURCES_LEAD,
-        "resources": tables.row_grid(rows),  # without reasons, which the lines below the table give
+        "resources": transposed(tables.row_grid(rows)),
         "resource_lines": contents.resources["lines"],
     }
+
+
+def _first(row: Row, *keys: str) -> list[str]:
+    """The keys of a row, these first."""
+    return [*(key for key in keys if key in row), *(key for key in row if key not in keys)]
+
+
+def _worst(clients: Rows, shown: Rows) -> str:
+    if len(shown) == len(clients):
+        return ""
+    return f"the {len(shown)} clients with the lowest accuracy, of {len(clients)}; clients.csv has all"
+
+
+def evidence_of(run: Run) -> advice.Evidence:
+    """What advice is given by."""
+    return advice.Evidence(run.summary, run.histories, run.clients, run.settings)
 
 
 RESOURCES_LEAD = (
@@ -157,6 +227,30 @@ def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
         f"{method}: weight {_listed(parts)}; a client learns from {others} clients, itself included "
         f"({effective} effective partners)."
     )
+
+
+def reasons(runs: Sequence[Run]) -> list[str]:
+    """What the mixing rule chose in each run, and by which losses."""
+    found = []
+    for run in runs:
+        where = f"seed {run.summary.seed}: " if len(runs) > 1 else ""
+        alpha = run.summary.main.alpha
+        if alpha is None or alpha.share is None:
+            continue
+        found.append(f"{where}{tables.share_sentence(alpha.share)}.")
+        chosen = next((row for row in run.outlook if row.get("chosen") == 1), None)
+        ends = [row for row in (run.outlook[:1] + run.outlook[-1:] if run.outlook else []) if row is not chosen]
+        if chosen is not None and not any(is_blank(row.get("loss")) for row in (chosen, *ends)):
+            others = " and ".join(f"{row['loss']:.4f} if {_sharing(row['share'])}" for row in ends)
+            found.append(
+                f"{where}one step ahead, clients' mean validation loss would be {chosen['loss']:.4f} with this choice, "
+                f"{others}. Among choices that are as good, the one that shares least is taken."
+            )
+    return found
+
+
+def _sharing(share: float) -> str:
+    return "everybody were alone" if share == 0 else "everybody learned from everybody"
 
 
 def _by_chance(runs: Sequence[Rows], column: str) -> str:
@@ -230,7 +324,7 @@ CAPTIONS = {
     "tiers.png": (
         "Bar chart of test {metric} by tier, one bar for each method",
         "{Metric} by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
-        "over the tier's clients, or over seeds if there are several. The axis need not start at zero.",
+        "over the tier's clients, or over seeds if there are several.",
     ),
     "alpha.png": (
         "Heat map of the mixing weights between all pairs of clients",

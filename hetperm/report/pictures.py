@@ -237,12 +237,12 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
         label = f"{method} (diverged)" if methods[method].diverged and np.isnan(height[k]).all() else method
-        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, label=label)
+        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, label=label)
         if len(methods) <= 5:  # more bars are too narrow to read a number on
             _numbers(axes, x, height[k], height[k] + np.nan_to_num(spread[k]))
     axes.set_xticks(range(len(names)), labels, fontsize=8)
     axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
-    axes.set_ylabel(f"test {_plain(summary.scored_by)}" + (f" (axis starts at {low:g})" if low else ""))
+    axes.set_ylabel(f"test {_plain(summary.scored_by)}")
     if np.isfinite(spread).any():
         over = "seeds" if summary.seeds else "clients of the tier"
         axes.set_xlabel(f"error bars: standard deviation over {over}", fontsize=8)
@@ -254,11 +254,11 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
 
 
 def _bars(
-    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, label: str
+    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, label: str
 ) -> None:
     """Draw a method's bar in every tier, with its spread."""
     style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": label}
-    axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
+    axes.bar(x, height, width, edgecolor="white", linewidth=0.5, **style)
     axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
 
 
@@ -285,13 +285,13 @@ def _tier_spread(summary: Summary, clients: Rows, method: str, tier: str) -> flo
 
 
 def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-    """Both ends of the metric's axis: a round tenth below everything drawn, and room for numbers at the top."""
+    """Both ends of the axis of bars: it holds zero, where bars start, and has room for numbers at the top."""
     low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
     if np.isnan(low).all():
         return 0.0, 1.0
-    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10  # a round tenth, so that the axis can say where it starts
-    floor = max(0.0, floor) if np.nanmin(height) >= 0 else floor  # a metric may be negative, an accuracy may not
-    top = max(float(np.nanmax(high)), floor + 0.1)
+    # A metric may be negative, an accuracy may not, whatever its spread.
+    floor = 0.0 if np.nanmin(height) >= 0 else float(np.nanmin(low))
+    top = max(float(np.nanmax(high)), floor + 0.1, 0.0)
     return floor, top + 0.06 * (top - floor)
 
 

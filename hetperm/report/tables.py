@@ -7,7 +7,19 @@ from typing import Any
 
 from rich.table import Table
 
-from hetperm.report.contents import ACCURACY, Gain, Method, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
+from hetperm.report.contents import (
+    ACCURACY,
+    MB,
+    Gain,
+    Method,
+    Mixing,
+    Rows,
+    Summary,
+    Tier,
+    is_blank,
+    or_lowest,
+    quantity,
+)
 from hetperm.report.grid import Grid, markdown, terminal, transposed
 
 WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
@@ -234,6 +246,23 @@ def _mean_partners(clients: Rows, tier: str) -> str:
 def profile_table(rows: Rows, *, title: str = "") -> Table:
     """One line per row, one column per key: tier, clients, width, params, mmacs, train_mb, wire_mb ..."""
     return terminal(row_grid(rows, title=title))
+
+
+def cost_grid(summary: Summary) -> Grid:
+    """What each method took, all clients together."""
+    rows = [
+        {
+            "method": name,
+            "visits": method.cost.visits,
+            "rounds": method.cost.rounds,
+            "steps": method.cost.client_steps,
+            "MB down": None if is_blank(method.cost.bytes_down) else method.cost.bytes_down / MB,
+            "MB up": None if is_blank(method.cost.bytes_up) else method.cost.bytes_up / MB,
+            "GMACs": None if is_blank(method.cost.macs) else method.cost.macs / 1e9,
+        }
+        for name, method in summary.methods.items()
+    ]
+    return row_grid(rows, title="cost of the whole run, all clients together")
 
 
 def row_grid(rows: Rows, *, title: str = "", metric: str = ACCURACY) -> Grid:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,12 +28,15 @@ from hetperm.methods import METHODS, check_method_tables
 from hetperm.metrics import ACCURACY, Metric, Score, metric_of
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
+from hetperm.report.advice import Evidence, lines
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, training
+from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, tensorboard, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.export.export import Exported, export_result
 from hetperm.runs.export.options import Options as ExportOptions
 from hetperm.runs.join import Joined
+from hetperm.runs.machine import machine
+from hetperm.runs.progress import progress
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.server_file import Server
 from hetperm.runs.setting import Setting, from_config, from_model, one_thread
@@ -41,7 +45,7 @@ from hetperm.runs.training import Trained
 from hetperm.server.estimate import NEVER, REPORTS
 from hetperm.shards import first, read
 from hetperm.state import State
-from hetperm.texts import shown
+from hetperm.texts import one_line, shown
 from submodels import WHOLE, Budget
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,22 @@ class Result:
     def history(self) -> tuple[Mapping[str, Any], ...]:
         """The metrics of the algorithm, one row per epoch."""
         return self.main.history
+
+    @property
+    def advice(self) -> list[str]:
+        """What seems to have gone wrong and what to try, one sentence each; empty if nothing did."""
+        return lines([self.evidence])
+
+    @property
+    def evidence(self) -> Evidence:
+        """What advice is given by."""
+        trained = {self.main.method: self.main, **self.baselines}
+        return Evidence(
+            summary=Summary.from_json(self.summary),
+            histories={name: one.history for name, one in trained.items()},
+            clients=self.clients,
+            settings=tomllib.loads(self.setting.config.to_toml()),
+        )
 
     def join(self, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
         """Let a client join that was not there: it gets a model made of those it learns from, and nobody else is asked.
@@ -183,11 +203,12 @@ def run(
     if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     setting = (settle or from_config)(config)
-    with _opened(setting.config, name) as folder:
-        return _execute(setting, folder, on_epoch, on_start)
+    with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
+        return _execute(setting, folder, *hooks)
 
 
 def fit(
@@ -201,6 +222,8 @@ def fit(
     on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
+
+    On a terminal it shows its progress, unless the config is quiet.
 
     Args:
         model: any module that returns a tensor, or an object with ``logits``; training begins from its weights, and the
@@ -230,14 +253,18 @@ def fit(
     if strange:
         raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
+    tensorboard.check(config.log, has_folder=config.out is not None)
     metric = metric_of(metric or config.metric or ACCURACY)
     own = {"dataset": OWN, "model": type(model).__name__, "metric": metric.name}
     config = config.override(num_clients=len(clients), **own)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
-    with nullcontext() if config.out is None else _opened(setting.config) as folder:
-        return _execute(setting, folder, on_epoch)
+    with (
+        nullcontext() if config.out is None else _opened(setting.config) as folder,
+        _shown(config, on_epoch) as hooks,
+    ):
+        return _execute(setting, folder, *hooks)
 
 
 def sweep(
@@ -250,12 +277,16 @@ def sweep(
     if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
     first, results, lost = from_config(seeds[0]), [], {}
-    with _opened(config.override(device=first.config.device), name) as folder:
+    with (
+        _opened(config.override(device=first.config.device), name) as folder,
+        _shown(config, on_epoch, on_start) as (on_epoch, on_start),
+    ):
         for of_seed in seeds:
             begun = bool(results or lost)
             setting = from_config(of_seed) if begun else first
@@ -302,6 +333,28 @@ def _checked(config: Any) -> Config:
 def run_name(config: Config) -> str:
     """The name of the run folder in runs/."""
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
+
+
+@contextmanager
+def _shown(
+    config: Config, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
+) -> Iterator[tuple[OnEpoch, OnStart]]:
+    """A context with a progress bar; provides what is called after every epoch and at the start: the bar, and these."""
+    methods, runs = (config.algorithm, *config.baselines), max(1, len(config.seeds))
+    with progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
+
+        def after_epoch(method: str, row: Mapping[str, Any]) -> None:
+            for call in filter(None, (bar, on_epoch)):
+                call(method, row)
+
+        def at_start(setting: Setting) -> None:
+            if on_start:
+                on_start(setting)
+            if bar:  # second, or lines would be printed into it
+                bar.metric = setting.metric.name
+                bar.start()
+
+        yield after_epoch, at_start
 
 
 @contextmanager
@@ -386,6 +439,8 @@ def _execute(
 def _write_profile(setting: Setting, folder: Path) -> None:
     if setting.profile:
         files.write_csv(folder / "profile.csv", setting.profile)
+    if setting.warnings:
+        files.write(folder / "warnings.txt", "".join(f"{one_line(text)}\n" for text in setting.warnings))
 
 
 def _checkpoints(folder: Path) -> Path:
@@ -411,12 +466,17 @@ def _train(
     kept = None if folder is None else _checkpoints(folder)
     metrics = folder / "metrics.csv" if folder and name == setting.config.algorithm else None
     keep = training.keeper(kept, name, before, metrics)
+    log_to = folder if setting.config.log == "tensorboard" else None
     # Closed even after an error: the generator holds an engine whose workers must end.
-    with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
+    with (
+        closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs,
+        tensorboard.opened(log_to, name, after=len(before.history) if before else 0) as scalars,
+    ):
         try:
             for now in epochs:
                 if now is not before:  # what came from a checkpoint is saved already
                     keep(now)
+                    scalars(now.history, now.state.alpha)
                 if on_epoch and now.history:
                     on_epoch(name, now.history[-1])
         except NotFinite as error:
@@ -469,7 +529,10 @@ def _write(result: Result) -> None:
     if folder is None:
         return
     files.write_json(folder / "summary.json", result.summary)
-    files.write_csv(folder / "metrics.csv", result.history)
+    files.write_csv(folder / "metrics.csv", training.metric_rows(result.history))
+    curves = training.client_curve_rows(result.history, result.setting.metric.name)
+    if curves:
+        files.write_csv(folder / "client_metrics.csv", curves)
     files.write_csv(folder / "clients.csv", result.clients)
     rivals = [{"method": name, **row} for name, rival in result.baselines.items() for row in _epoch_rows(rival)]
     if rivals:
@@ -546,13 +609,28 @@ def _draw(result: Result) -> None:
     table = result.state.memory.get(LOOK_AHEAD)
     if table is not None:
         shares, losses = table["shares"].tolist(), table["losses"].cpu().numpy()
-        rows = [{"share": share, "loss": float(loss)} for share, loss in zip(shares, losses.mean(1), strict=True)]
-        files.write_csv(folder / "look-ahead.csv", rows)
+        files.write_csv(folder / "look-ahead.csv", _outlook_rows(shares, losses, int(table["chosen"])))
         figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
         files.write(folder / "look-ahead.png", pictures.png(figure))
     files.write(folder / f"{setting.metric.name}.png", pictures.png(_score_picture([result])))
     tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
     files.write(folder / "tiers.png", pictures.png(tiers))
+
+
+def _outlook_rows(shares: Sequence[float], losses: np.ndarray, chosen: int) -> list[dict[str, Any]]:
+    """The rows of look-ahead.csv: for each candidate the mean loss, and how much more it is than alone.
+
+    Args:
+        losses: (C, M) the loss of each client that was asked, for every candidate.
+    """
+    gains = losses - losses[:1]
+    errors = gains.std(1) / np.sqrt(losses.shape[1])
+    return [
+        {"share": share, "loss": loss, "minus_alone": gain, "standard_error": error, "chosen": int(k == chosen)}
+        for k, (share, loss, gain, error) in enumerate(
+            zip(shares, losses.mean(1).tolist(), gains.mean(1).tolist(), errors.tolist(), strict=True)
+        )
+    ]
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -601,5 +679,6 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
         "workers": config.workers,
         "device": config.device,
         "command": sys.argv,
+        "machine": machine(),
         "versions": {"hetperm": hetperm.__version__, "python": platform.python_version(), "torch": torch.__version__},
     }

@@ -28,7 +28,7 @@ from hetperm.metrics import ACCURACY, Metric, metric_of
 from hetperm.mixing import complexity
 from hetperm.params import Params
 from hetperm.plugins import load_installed
-from hetperm.profile import Profile
+from hetperm.profile import Profile, Tier
 from hetperm.randomness import seed_for
 from hetperm.runs import rehearsal
 from hetperm.runs.rehearsal import at_model
@@ -80,6 +80,8 @@ class Setting:
         engine: the name of the engine that runs the tasks; never "auto".
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
+        devices: (N,) the tier of every client as its profile has it; empty if clients came with their own widths.
+        warnings: what was odd about the clients and their sizes, one sentence each.
         architecture: the description from which `load_client` builds the model.
         partition: how the data were divided among clients; None if they came divided.
         presence: who is there in which round.
@@ -98,6 +100,8 @@ class Setting:
     engine: str
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
+    devices: tuple[Tier, ...] = ()
+    warnings: tuple[str, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
     partition: str | None = None
     presence: Presence = EVERYBODY
@@ -215,11 +219,13 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     rehearsal.rehearse(model, problem.clients, loss, metric, remedy=remedy)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
-    for name in profile.empty_tiers(tiers, assigned):
-        log.warning("tier %s of profile %s has none of the %d clients", name, tiers.name, len(clients))
+    empty = profile.empty_tiers(tiers, assigned)
+    warnings = [f"tier {name} of profile {tiers.name} has none of the {len(clients)} clients" for name in empty]
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
-        log.warning("%s", untrained)
+        warnings.append(untrained)
+    for warning in warnings:
+        log.warning("%s", warning)
     shop = Workshop(model, loss, scalable)
     setting = _setting(shop, clients, config, metric, [tiers.tiers[k].name for k in assigned], problem.name)
     step = step_of(config)
@@ -230,6 +236,8 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     return replace(
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, whole=whole, **step)),
+        devices=tuple(tiers.tiers[k] for k in assigned),
+        warnings=tuple(warnings),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
         partition=problem.partition,
         preparation=problem.preparation,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms import perm
+from hetperm.client import Client
 from hetperm.report.contents import ACCURACY, Attendance, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
@@ -106,12 +107,21 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
             "group": client.group,
             "n_train": client.n_train,
             "n_val": client.n_val,
+            "most_common": _most_common(client),
             metric: main.score[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
             **({"asked": work.asked[i], "absent": work.absent[i]} if work.asked else {}),
             **{f"{metric}_{name}": rival.score[i] for name, rival in baselines.items()},
         }
+
+
+def _most_common(client: Client) -> float | None:
+    """The share of a client's training samples that are of its most common class; None if labels are no classes."""
+    y = client.train[1] if isinstance(client.train, tuple) else None
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 1:
+        return None
+    return float(y.unique(return_counts=True)[1].max() / len(y))
 
 
 # Several seeds

@@ -24,7 +24,7 @@ from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
 from hetperm.plugins import digests
-from hetperm.runs import checkpoint
+from hetperm.runs import checkpoint, clock
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.files import GrowingCsv
 from hetperm.runs.scores import Scores, by_tier, figures, scores
@@ -38,6 +38,9 @@ from hetperm.texts import one_line
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
 SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
+SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
+BY_CLIENT = "client_scores"  # the key in the history of the scores of all clients, a list
+MOST_CURVES = 1000  # clients up to which each has a curve of its own
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -163,7 +166,7 @@ def epochs(
     origin = _origin(setting, name)
 
     def extra() -> dict[str, Any]:
-        return {**origin, "seconds": time.perf_counter() - began}
+        return {**origin, "seconds": time.perf_counter() - began, SIMULATED: watch.seconds}
 
     # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
@@ -172,16 +175,26 @@ def epochs(
         _naming(name, resumed=saved is not None),
         _opened(sized, base=min(setting.model_widths(name)) if method.one_size else 1.0) as engine,
     ):
-        algorithm = algorithm_for(sized, name, engine, steps=steps, keep=keep)
+        watch = _watch(sized, engine, saved)
+        algorithm = algorithm_for(sized, name, watch if setting.devices else engine, steps=steps, keep=keep)
         rows = [] if saved is None else list(saved.history)
         before = None
         for state in states(algorithm, config.epochs, after=None if saved is None else saved.state):
             # The first state is the beginning, or a checkpoint whose row is in the history already: no new row for it.
             if before is not None:
-                is_last, done = state.r == config.epochs, _done(algorithm, state, config)
+                is_last, seconds = state.r == config.epochs, watch.seconds
+                watch.uploads = False  # a model that is fine-tuned by its client stays there
+                done = _done(algorithm, state, config)
+                watch.uploads = True
                 evaluated = is_last or state.r % config.eval_every == 0 or done is not None
                 row, scores = _row(setting, name, done or state, evaluated=evaluated)
                 row["finished"] = int(done is not None)
+                if name == config.algorithm and evaluated and len(setting.clients) <= MOST_CURVES:
+                    row[BY_CLIENT] = [round(value, 4) for value in scores[0]]
+                if setting.devices:
+                    row[SIMULATED] = watch.seconds
+                if not is_last:
+                    watch.seconds = seconds  # training continues from before the fine-tuning
                 rows.append(row | _visit_counts(config, before, state))
                 if is_last:
                     last = {**extra(), **{key: list(values) for key, values in zip(SCORES, scores, strict=True)}}
@@ -192,6 +205,19 @@ def epochs(
             elif saved is None:
                 yield Saved(state, (), finished=False, extra=extra())
             before = state
+
+
+def _watch(setting: Setting, engine: Engine, saved: Saved | None) -> clock.Clock:
+    """A simulated clock around an engine, which goes on where the checkpoint left off."""
+    watch = clock.Clock(
+        engine,
+        tiers=setting.devices,
+        samples=[client.n_train for client in setting.clients],
+        macs=cache(setting.macs),
+        speed=clock.ASSUMED,
+    )
+    watch.seconds = 0.0 if saved is None else saved.extra.get(SIMULATED, 0.0)
+    return watch
 
 
 def _opened(setting: Setting, base: float) -> AbstractContextManager[Engine]:
@@ -302,9 +328,23 @@ def keeper(folder: Path | None, method: str, before: Saved | None, metrics: Path
     def keep(saved: Saved) -> None:
         writer.save(saved)
         if table and saved.history:
-            table.update(saved.history)
+            table.update(metric_rows(saved.history))
 
     return keep
+
+
+def metric_rows(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of metrics.csv: a history without the curves of single clients."""
+    return [{key: value for key, value in row.items() if key != BY_CLIENT} for row in history]
+
+
+def client_curve_rows(history: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """The rows of client_metrics.csv: the metric of every client after every epoch that was evaluated."""
+    return [
+        {"epoch": row["epoch"], "client": i, metric: value}
+        for row in history
+        for i, value in enumerate(row.get(BY_CLIENT, ()))
+    ]
 
 
 def checkpoint_file(folder: Path, method: str) -> Path:
