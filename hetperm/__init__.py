@@ -14,7 +14,9 @@ _HOME = {
     "sweep": "runs.experiment",
     "Result": "runs.experiment",
     "Client": "client",
+    "Cached": "shards",
     "load_client": "runs.client_models",
+    "join": "runs.join",
 }
 _MODULES = {
     "mixing": "mixing",

@@ -7,6 +7,7 @@ is right. Plain annotations need no check: `Literal` lists the choices, ``| None
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -102,11 +103,16 @@ def number(good: Callable[[float], bool], wanted: str) -> Check:
     """A check for finite numbers that are `good`; `wanted` describes them in words."""
 
     def check(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and good(value)):
+        if not _is_finite(value) or not good(value):
             raise ValueError(f"{name} is {shown(value)}; it must be {wanted}")
         return float(value)
 
     return check
+
+
+def _is_finite(value: Any) -> bool:
+    # Compared and not converted: a whole number may be larger than any float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def several(check: Check) -> Check:

@@ -1,94 +1,68 @@
 """A client: its private shard, the data it is scored on, and how much of the model it can hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hetperm.shards import Batch, Inputs, Shard, Stored, View, as_shard, kind_of, size_of, tensors_of
 from hetperm.texts import shown
 
-
-# eq=False, here and below: comparing tensors gives tensors, so a generated == could not answer yes or no.
-@dataclass(frozen=True, eq=False)
-class View(Sequence):
-    """Some rows of a pool that many clients share. It reads like the pair (x, y), and copies rows only when read.
-
-    Attributes:
-        pool: inputs (n, ...) and labels (n,), shared.
-        rows: (m,) the rows of the pool, in this order.
-
-    Example:
-        >>> x, y = View((torch.eye(3), torch.tensor([7, 8, 9])), torch.tensor([2, 0]))
-        >>> y
-        tensor([9, 7])
-    """
-
-    pool: tuple[Tensor, Tensor]
-    rows: Tensor
-
-    def __len__(self) -> int:
-        return 2  # it is a pair
-
-    def __getitem__(self, item: int) -> Tensor:
-        return self.pool[item][self.rows]
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, y) of at most ``size`` rows at a time, so that no more than these are copied."""
-        for rows in self.rows.split(size):
-            yield self.pool[0][rows], self.pool[1][rows]
+Pair = Batch | View  # inputs (n, ...) and labels (n, ...) in memory
 
 
-Pair = tuple[Tensor, Tensor] | View  # inputs (n, ...) and labels (n, ...)
-
-
-def rows_of(pair: Pair, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Some rows of a pair; of a view only these are copied."""
-    if isinstance(pair, View):
-        return pair.pool[0][pair.rows[rows]], pair.pool[1][pair.rows[rows]]
-    return pair[0][rows], pair[1][rows]
-
-
+# eq=False: comparing tensors gives tensors, so a generated == could not answer yes or no.
 @dataclass(frozen=True, eq=False)
 class Client:
     """One participant: what it trains on, what it is scored on, and how large a model it can hold.
 
     Attributes:
-        train: inputs (n, ...) and labels (n, ...) of the private shard; labels are int64 classes or real numbers.
-        val: data to tune on; None where nothing is tuned.
+        train: the private shard: a pair of tensors or arrays, inputs (n, ...) and labels (n, ...), where labels are
+            int64 classes or real numbers; or a map-style Dataset, which is read batch by batch (`shards.Stored`).
+            Inputs may be several: a tuple of tensors, the model's arguments, or a dict, its keyword arguments.
+        val: data to tune on, given like the shard; None where nothing is tuned.
         test: data to score on; None for a client that is not scored.
         width: the largest fraction of the global model's channels it can train, in (0, 1].
         group: the group its data come from, if known; for reports only, no algorithm sees it.
         key: the number its randomness is derived from, so that the order of clients in a list changes no result; None:
             its position in the list of a run.
         classes: (num_classes,) bool, True for the classes it trains and predicts; None: all.
+        collate: from a list of samples of a Dataset to a batch: a pair (inputs, labels), or a dict of keyword arguments
+            that also holds "labels"; None: torch's `default_collate`.
 
     Example:
         >>> Client(train=(torch.zeros(8, 60), torch.zeros(8, dtype=torch.long)), width=0.25).n_train
         8
     """
 
-    train: Pair
-    val: Pair | None = None
-    test: Pair | None = None
+    train: Shard
+    val: Shard | None = None
+    test: Shard | None = None
     width: float = 1.0
     group: int | None = None
     key: int | None = None
     classes: Tensor | None = None
+    collate: Callable[[list], Any] | None = None
 
     def __post_init__(self):
+        if not (self.collate is None or callable(self.collate)):
+            raise ValueError(f"{self._name}: collate is {shown(self.collate)}; it must be a function, or None")
+        for part in ("train", "val", "test"):
+            object.__setattr__(self, part, as_shard(getattr(self, part), self.collate))
         for part, pair in (("train", self.train), ("val", self.val), ("test", self.test)):
             if pair is not None or part == "train":
                 fault = _fault(pair)
                 if fault:
                     raise ValueError(f"{self._name}: {part} {fault}")
         for part, pair in (("val", self.val), ("test", self.test)):
-            if pair is not None and _shape(pair) != _shape(self.train):
-                raise ValueError(
-                    f"{self._name}: an input of {part} has shape {_shape(pair)} and one of train {_shape(self.train)}"
-                )
+            shapes = _shape(self.train), None if pair is None else _shape(pair)
+            if None not in shapes and shapes[0] != shapes[1]:
+                raise ValueError(f"{self._name}: an input of {part} has shape {shapes[1]} and one of train {shapes[0]}")
         if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
             raise ValueError(f"{self._name}: width {shown(self.width)} is outside (0, 1]")
         if not (self.key is None or (isinstance(self.key, int) and not isinstance(self.key, bool))):
@@ -96,26 +70,26 @@ class Client:
         if not (self.group is None or isinstance(self.group, int | str)):
             raise ValueError(f"{self._name}: group is {shown(self.group)}; it must be a whole number, or None")
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
-            raise ValueError(f"{self._name}: classes is {_kind(self.classes)}; it must be a tensor of bool, or None")
+            raise ValueError(f"{self._name}: classes is {kind_of(self.classes)}; it must be a tensor of bool, or None")
         if self.classes is not None and not (self.classes.dim() == 1 and self.classes.any()):
             raise ValueError(
                 f"{self._name}: classes has shape {tuple(self.classes.shape)} and {int(self.classes.sum())} of them "
                 "are True; it must be one value a class, True for at least one"
             )
 
-    def data(self, part: str) -> "Pair":
+    def data(self, part: str) -> Shard:
         """Its shard ("train") or its validation data ("val")."""
         return self.train if part == "train" else self.val
 
     @property
     def n_train(self) -> int:
         """Training samples, the n_i of the paper."""
-        return len(self.train[1])
+        return size_of(self.train)
 
     @property
     def n_val(self) -> int:
         """Validation samples."""
-        return 0 if self.val is None else len(self.val[1])
+        return 0 if self.val is None else size_of(self.val)
 
     @property
     def _name(self) -> str:
@@ -123,43 +97,62 @@ class Client:
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+_OF_SEVERAL = (*_DTYPES, torch.int32, torch.bool)  # of several inputs some may be masks or positions
 
 
-def _fault(pair: object) -> str | None:
-    """What is wrong with a pair of inputs and labels, or None."""
-    tensors = pair.pool if isinstance(pair, View) else pair  # reading a view would copy its rows
-    if not (isinstance(tensors, tuple | list) and len(tensors) == 2 and all([_is_batch(t) for t in tensors])):
-        return f"must be a pair of tensors, inputs and labels, samples first; got {_kind(pair)}"
-    x, y = tensors
-    for label, tensor in (("inputs", x), ("labels", y)):
+def _fault(shard: object) -> str | None:
+    """What is wrong with a shard, or None. Of stored samples none is read here."""
+    if isinstance(shard, Stored):
+        return _fault_of_stored(shard)
+    pair = shard.pool if isinstance(shard, View) else shard  # reading a view would copy its rows
+    if isinstance(pair, IterableDataset):
+        return "is an IterableDataset, which has no rows to draw; give a map-style Dataset"
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and _are_batches(pair[0]) and _is_batch(pair[1])):
+        return f"must be a pair of tensors, inputs and labels, samples first; got {kind_of(shard)} (or give a Dataset)"
+    several = not isinstance(pair[0], Tensor)
+    tensors = [*(("inputs", x) for x in tensors_of(pair[0])), ("labels", pair[1])]
+    for label, tensor in tensors:
         if tensor.is_meta:
             return f"{label} are on the meta device, which holds no numbers; give them on a real one"
-    if len(x) != len(y):
-        return f"has {len(x)} inputs and {len(y)} labels"
-    for label, tensor in (("inputs", x), ("labels", y)):
-        if tensor.dtype not in _DTYPES:
+    for _, x in tensors[:-1]:
+        if len(x) != len(pair[1]):
+            return f"has {len(x)} inputs and {len(pair[1])} labels"
+    for label, tensor in tensors:
+        if tensor.dtype not in (_OF_SEVERAL if several and label == "inputs" else _DTYPES):
             return f"{label} are {tensor.dtype}; convert classes with .long() and measurements with .float()"
         if tensor.layout != torch.strided:
             return f"{label} are {tensor.layout}; convert them with .to_dense()"
-    # Read through the pair: a view may be empty although its pool is not.
-    if len(pair[1]) == 0:
-        return "is empty; a client needs at least one training sample, and None stands for no val or test"
+    # Of the shard, not of the pool: a view may be empty although its pool is not.
+    if size_of(shard) == 0:
+        return _EMPTY
     # The pool of a view is checked once where it is made; checking it here would repeat that for every client.
-    for label, tensor in (("inputs", x), ("labels", y)) if not isinstance(pair, View) else ():
+    for label, tensor in tensors if not isinstance(shard, View) else ():
         if not _finite(tensor):
             row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
             return f"{label} are not finite (first in sample {row})"
     return None
 
 
+_EMPTY = "is empty; a client needs at least one training sample, and None stands for no val or test"
+
+
+def _fault_of_stored(shard: Stored) -> str | None:
+    try:
+        return None if shard.size else _EMPTY
+    except TypeError:
+        return f"is a {type(shard.dataset).__name__} without a length; give it a __len__, the number of its samples"
+
+
 def _is_batch(value: object) -> bool:
     return isinstance(value, Tensor) and not value.is_nested and value.dim() > 0
 
 
-def _kind(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {', '.join([type(item).__name__ for item in value]) or 'nothing'}"
-    return type(value).__name__
+def _are_batches(inputs: object) -> bool:
+    """Whether these are inputs: a batch, or several in a tuple or dict."""
+    if isinstance(inputs, tuple | list | dict):
+        values = inputs.values() if isinstance(inputs, dict) else inputs
+        return len(inputs) > 0 and all([_is_batch(x) for x in values])
+    return _is_batch(inputs)
 
 
 _FINITE = WeakIdKeyDictionary()  # tensor -> its version when it was last found finite
@@ -176,7 +169,9 @@ def _finite(tensor: Tensor) -> bool:
     return finite
 
 
-def _shape(pair: Pair) -> tuple[int, ...]:
-    """The shape of one input, read without copying a view."""
-    x = pair.pool[0] if isinstance(pair, View) else pair[0]
-    return tuple(x.shape[1:])
+def _shape(shard: Shard) -> tuple[int, ...] | None:
+    """The shape of one input, read without copying a view; None of several inputs and of stored samples."""
+    if isinstance(shard, Stored):
+        return None
+    x: Inputs = shard.pool[0] if isinstance(shard, View) else shard[0]
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else None

@@ -120,11 +120,29 @@ class Config:
     """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
     global_lr: Annotated[float | None, RATE] = None
     """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
-    convolutions over time, 0.1 for other models."""
+    convolutions over time, 0.1 for other models; a third of that with optimizer momentum, a fiftieth with adamw."""
     decay: Literal["linear", "none"] = "linear"
     """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"
     """Step size of a visit: smaller if a client's partners differ more than mini-batches do, or not (the paper)."""
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    """What takes the local steps of all methods. Its state begins anew with every visit: it neither travels with a
+    model nor waits at a host. Its memory is part of budgets."""
+    momentum: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.9
+    """Share of the last step's direction that the next one keeps, with optimizer momentum."""
+    weight_decay: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.0
+    """Weight decay of local steps, as torch's optimizers have it: part of the gradient, or with adamw beside it."""
+    accumulate: Annotated[int, whole(1, 1_000_000)] = 1
+    """Pieces in which a mini-batch is run, one after the other, for devices that cannot hold it: the same gradient in
+    less memory (batch norms see one piece at a time)."""
+    augment: Literal["none", "flip-crop"] = "none"
+    """Random changes of the samples of local steps: images mirrored and moved; fit takes a function of yours."""
+    autocast: bool = False
+    """Compute local steps in bfloat16 where torch holds that to be safe; weights keep their precision."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the step sizes of all methods change over the steps of the run: not, or down to 0; decay is then left out."""
+    lr_warmup: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.0
+    """Share of the run over which step sizes rise, step by step, to their full size."""
     step_cap: Annotated[float, number(lambda x: x == 0 or x >= 1e-6, "0 or a number of at least 1e-6")] = 0.2
     """Longest step of any method, as a share of the length of the model that takes it; 0: no cap (the paper)."""
     global_batch: Annotated[int, whole(1)] = 256
@@ -184,7 +202,12 @@ class Config:
     alpha_every: Annotated[int, whole(1)] = 6
     """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
-    """Probability that a client takes part in an epoch; visits to absent hosts are skipped."""
+    """Probability that a client is there in a round, in every phase of every method; who is away does nothing."""
+    trace: Annotated[str | None, text] = None
+    """Who is there in which round, instead of a probability: day-night, or a TOML file; None: see participation."""
+    report_age: Annotated[int | None, whole(0)] = None
+    """Epochs for which the last report of an absent client is used for the mixing weights; then it is left out of them;
+    None: alpha_every."""
     projection: Annotated[float | None, number(lambda x: x >= 1e-6, "a number of at least 1e-6")] = None
     """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, RATE] = None
@@ -248,7 +271,8 @@ class Config:
             >>> Config(epochs=3).to_toml().splitlines()[:2]
             ['capacity_profile = "mobile"', 'widths_from = "profile"']
         """
-        settings = {name: getattr(self, name) for name in KEYS if name not in NOT_KEPT}
+        left_out = {*NOT_KEPT, *(NOT_OF_FIT if self.dataset == OWN else ())}
+        settings = {name: getattr(self, name) for name in KEYS if name not in left_out}
         # TOML has no None. Every field that can be None has it as default, so leaving it out says the same.
         plain = {name: _plain(value) for name, value in settings.items() if value is not None and value != {}}
         tables = {name: plain.pop(name) for name in list(plain) if isinstance(plain[name], dict)}
@@ -260,6 +284,11 @@ class Config:
 FIELDS = tuple(setting.name for setting in fields(Config))
 KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, in which each rival has its own table
 NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # they change no number
+OWN = "own"  # the data set of `fit`, whose clients, model and widths come from no configuration
+NOT_OF_FIT = (
+    *("capacity_profile", "widths_from", "data_dir", "download", "partition", "samples_per_client", "validation_share"),
+    *("image_size", "model_options", "start"),
+)
 
 
 def check_field(name: str, value: Any, label: str | None = None) -> Any:
@@ -379,6 +408,17 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
+def _spent_before_visits(config: Config) -> str | None:
+    mixes = {config.algorithm, *config.baselines} & {"perm", "perm-two-stage"}  # the methods with such a warm-up
+    warmup = (config.warmup_rounds or 0) * config.local_steps
+    if mixes and config.steps and warmup >= config.steps:
+        return (
+            f"warmup_rounds {config.warmup_rounds} of {config.local_steps} local_steps each take {warmup} steps, and "
+            f"steps is {config.steps}; lower warmup_rounds, leave it out (half of the steps), or raise steps"
+        )
+    return None
+
+
 def _nobody_comes(config: Config) -> str | None:
     expected = config.participation * config.num_clients * config.epochs
     if expected < 1:
@@ -389,8 +429,36 @@ def _nobody_comes(config: Config) -> str | None:
     return None
 
 
+def _there_twice(config: Config) -> str | None:
+    if config.trace is not None and config.participation < 1:
+        return (
+            f"trace {config.trace!r} says who is there and participation {config.participation:g} draws it; "
+            "leave one of them out"
+        )
+    return None
+
+
+def _no_pieces(config: Config) -> str | None:
+    if config.accumulate > config.batch_size:
+        return (
+            f"accumulate {config.accumulate} divides mini-batches of batch_size {config.batch_size} into more pieces "
+            "than they have samples; lower accumulate"
+        )
+    return None
+
+
+def _cast_from_double(config: Config) -> str | None:
+    if config.autocast and config.dtype == "float64":
+        return "autocast computes float32 in bfloat16 and dtype is 'float64'; leave one of them out"
+    return None
+
+
 CONTRADICTIONS = (
+    _no_pieces,
+    _cast_from_double,
     _nobody_comes,
+    _there_twice,
+    _spent_before_visits,
     _two_returned_models,
     _nothing_to_descend,
     _never_estimated,

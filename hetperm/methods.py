@@ -1,6 +1,6 @@
 """The methods by name, and the options of each: from its own table, the configuration and defaults."""
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
@@ -174,7 +174,7 @@ def _checked(method: str, name: str, value: Any) -> Any:
 
 def _number(value: Any) -> bool:
     # A bool is an int in Python, and `lr = true` is surely a mistake.
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 _KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {

@@ -62,7 +62,11 @@ def step_size(lr: float, cap: float, model: Sequence[Tensor], gradient: Sequence
     """
     if not cap:
         return lr
-    length, slope = norm(model), norm(gradient)
+    return capped(lr, cap, norm(model), norm(gradient))
+
+
+def capped(lr: float, cap: float, length: float, slope: float) -> float:
+    """The step size of `step_size`, from the length of the model and that of the gradient."""
     if not math.isfinite(slope):
         return 0.0
     return lr if slope * lr <= cap * length or length == 0 else cap * length / slope

@@ -288,13 +288,16 @@ def empty_tiers(profile: Profile, assigned: Iterable[int]) -> list[str]:
 # What it costs
 
 
-def solved(profile: Profile, scalable: "ScalableModel", *, batch_size: int, optimizer: str = "sgd") -> Profile:
+def solved(
+    profile: Profile, scalable: "ScalableModel", *, batch_size: int, optimizer: str = "sgd", accumulate: int = 1
+) -> Profile:
     """The profile in which every tier has the largest of the profile's own widths that its budget allows.
 
     Args:
         scalable: the model whose widths are priced.
         batch_size: samples of a training step.
         optimizer: one of `submodels.cost.OPTIMIZERS`.
+        accumulate: pieces in which a batch is run.
     """
     from submodels.budget import Budget
 
@@ -307,7 +310,8 @@ def solved(profile: Profile, scalable: "ScalableModel", *, batch_size: int, opti
 
     def width(tier: Tier) -> float:
         try:
-            return scalable.fit(Budget(**tier.limits()), batch_size, widths=profile.widths, optimizer=optimizer)
+            step = {"optimizer": optimizer, "accumulate": accumulate}
+            return scalable.fit(Budget(**tier.limits()), batch_size, widths=profile.widths, **step)
         except ValueError as error:
             raise ValueError(f"profile {profile.name!r}: tier {tier.name!r}: {error}") from error
 
@@ -321,6 +325,7 @@ def table(
     *,
     batch_size: int,
     optimizer: str = "sgd",
+    accumulate: int = 1,
     whole: "Cost | None" = None,
 ) -> list[dict[str, Any]]:
     """A row for every tier: its name, clients and width, what that width costs, and its budget.
@@ -331,7 +336,7 @@ def table(
     Args:
         assigned: the tier of every client, from `assign`.
         scalable: the model; None if it cannot be cut, and then all clients must have width 1.
-        batch_size, optimizer: of a training step.
+        batch_size, optimizer, accumulate: of a training step.
         whole: the cost of a model that cannot be cut (`submodels.cost.count`); None leaves costs out.
     """
     clients = Counter(assigned)
@@ -343,7 +348,7 @@ def table(
         if not clients[t]:
             cost = None
         elif scalable is not None:
-            cost = scalable.cost(tier.width, batch_size, optimizer)
+            cost = scalable.cost(tier.width, batch_size, optimizer, accumulate=accumulate)
         elif tier.width != 1:
             raise ValueError(
                 f"tier {tier.name!r} has width {tier.width:g} and this model cannot be cut; use the profile "

@@ -1,6 +1,7 @@
 """State: what an epoch takes and returns. It is frozen, and its tensors are never edited in place."""
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +21,24 @@ class Work:
     bytes_up: int = 0
     skipped: int = 0  # visits to hosts that were away
     macs: float = 0.0  # multiply-adds; a gradient takes three times those of a forward pass
+    missed: float = 0.0  # mini-batch gradients that clients would have computed, had they not been away
+    asked: tuple[int, ...] = ()  # (N,) how often each client was asked for something; empty if it was not counted
+    absent: tuple[int, ...] = ()  # (N,) how often it was away then
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Work(*(_sum(a, b) for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The counts of what was done, without what was not."""
+        return {name: value for name, value in vars(self).items() if name not in ("missed", "asked", "absent")}
+
+
+def _sum(a: float | tuple[int, ...], b: float | tuple[int, ...]) -> float | tuple[int, ...]:
+    """The sum of two counts, or of two counts for each client, of which an empty one is zero for all."""
+    if not isinstance(a, tuple):
+        return a + b
+    return tuple(map(operator.add, a, b)) if a and b else a or b
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ every direct dependency must have the version constraints.txt names. All of that
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,11 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # Windows, which has no make either: `main` names the other way
+    fcntl = None
 
 OLDEST = (3, 11)
 if sys.version_info < OLDEST:  # older versions must get as far as this sentence: no syntax or import they lack above
@@ -266,6 +270,9 @@ def locked(root: Path, *, say=print):
 def main(root: Path = ROOT) -> int:
     """The exit status: 0 when .venv is ready, 1 with one sentence on stderr when it is not."""
     say = partial(print, flush=True)
+    if fcntl is None:
+        print("error: make and .venv are for Unix; here: python -m pip install -e '.[dev]'", file=sys.stderr)
+        return 1
     try:
         with locked(root, say=say) as lock:
             # The commands inherit the lock: if this script is killed, it is held until they too have ended.

@@ -76,6 +76,7 @@ OPTIMIZERS = {
     "sgd": _Optimizer(lambda params: torch.optim.SGD(params, lr=1e-3), states=0, scratch=0),
     "sgd-momentum": _Optimizer(lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9), states=1, scratch=0),
     "adam": _Optimizer(lambda params: torch.optim.Adam(params, lr=1e-3), states=2, scratch=2),
+    "adamw": _Optimizer(lambda params: torch.optim.AdamW(params, lr=1e-3), states=2, scratch=2),
 }
 
 
@@ -87,6 +88,7 @@ def count(
     batch_size: int,
     optimizer: str = "sgd",
     batch_dims: Dims | None = None,
+    accumulate: int = 1,
 ) -> Cost:
     """The cost of training the module, counted: no arithmetic is done and the module is not touched.
 
@@ -109,23 +111,24 @@ def count(
         optimizer: one of `OPTIMIZERS`.
         batch_dims: for every tensor of the example the dimension that counts samples, or None (`submodels.batch`);
             unless given, all tensors that have the leading size of the first are taken as batches.
+        accumulate: pieces in which a batch is run, one after the other; their gradients are added up.
 
     Example:
         >>> count(nn.Linear(3, 4), torch.zeros(1, 3), batch_size=2)
         Cost(params=16, macs=12, train_bytes=192, wire_bytes=64)
     """
     rule = _checked(optimizer, batch_size)
-    batch = _batch(example_inputs, example_kwargs, batch_size, batch_dims)
+    batch = _batch(example_inputs, example_kwargs, _piece(batch_size, accumulate), batch_dims)
     start_autograd()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             step = metered(fake_copy(module), batch, fake_batch)
-        train_bytes = _with_update(step, module, rule)
+        train_bytes = _with_update(step, module, rule, accumulate) + (accumulate - 1) * _input_bytes(batch)
     except Exception as error:  # a branch on a value, an operator without a meta kernel: as many ways as modules
         log.debug("%s is run, not counted: %s", type(module).__name__, error)
         with real_steps(module, batch_size):
             step = metered(real_copy(module), batch, real_batch)
-        train_bytes = _measured(module, batch, rule)
+        train_bytes = _measured(module, batch, rule, accumulate)
     return Cost(
         params=sum(p.numel() for p in module.parameters()),
         macs=-(-step.macs // batch.samples),
@@ -142,6 +145,7 @@ def measure(
     batch_size: int,
     optimizer: str = "sgd",
     batch_dims: Dims | None = None,
+    accumulate: int = 1,
 ) -> int:
     """Peak bytes of really training a copy of the module on the CPU, as torch's allocator reports them.
 
@@ -153,7 +157,15 @@ def measure(
     with MALLOC_MMAP_THRESHOLD_=65536.
     """
     rule = _checked(optimizer, batch_size)
-    return _measured(module, _batch(example_inputs, example_kwargs, batch_size, batch_dims), rule)
+    batch = _batch(example_inputs, example_kwargs, _piece(batch_size, accumulate), batch_dims)
+    return _measured(module, batch, rule, accumulate)
+
+
+def _piece(batch_size: int, accumulate: int) -> int:
+    """The samples of the largest of so many pieces of a batch."""
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or not 1 <= accumulate <= batch_size:
+        raise ValueError(f"accumulate {accumulate!r} is not a whole number from 1 to batch_size {batch_size}")
+    return -(-batch_size // accumulate)
 
 
 def _batch(inputs: Any, kwargs: Mapping[str, Any] | None, size: int, dims: Dims | None) -> Batch:
@@ -161,14 +173,14 @@ def _batch(inputs: Any, kwargs: Mapping[str, Any] | None, size: int, dims: Dims 
     return Batch(call, size, leading(call) if dims is None else dims)
 
 
-def _measured(module: nn.Module, batch: Batch, rule: "_Optimizer") -> int:
+def _measured(module: nn.Module, batch: Batch, rule: "_Optimizer", accumulate: int) -> int:
     with real_steps(module, batch.size):
         model = real_copy(module)
         trained = [p for p in model.parameters() if p.requires_grad]
         stepper = rule.make(trained) if trained else None
         with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
             for _ in range(2):
-                take_step(model, batch.made(real_batch), stepper)
+                take_step(model, [batch.made(real_batch) for _ in range(accumulate)], stepper)
     return static_bytes(model) + peak_bytes(watched)
 
 
@@ -178,11 +190,19 @@ def wire_bytes(module: nn.Module) -> int:
     return sum(x.nbytes for name, x in named_tensors(module) if holds_weights(x) and name not in left)
 
 
-def _with_update(step: Metered, module: nn.Module, optimizer: _Optimizer) -> int:
+def _with_update(step: Metered, module: nn.Module, optimizer: _Optimizer, accumulate: int) -> int:
     """Peak bytes of a step whose forward and backward pass were metered, the optimizer's part included."""
     trained = [p.nbytes for p in module.parameters() if p.requires_grad]
     update = step.after + optimizer.scratch * max(trained, default=0)
-    return max(step.peak, update) + optimizer.states * sum(trained)
+    # The gradients of earlier pieces stay while the next one is run.
+    peak = step.peak + (sum(trained) if accumulate > 1 else 0)
+    return max(peak, update) + optimizer.states * sum(trained)
+
+
+def _input_bytes(batch: Batch) -> int:
+    """Bytes of the inputs that samples have each for themselves."""
+    sized = [(x, dim) for x, dim in zip(batch.call.tensors(), batch.dims, strict=True) if dim is not None]
+    return sum(x.nbytes // x.shape[dim] * batch.size for x, dim in sized)
 
 
 def _checked(optimizer: str, batch_size: int) -> _Optimizer:

@@ -6,9 +6,9 @@ written to a global model and never sent. Clients train with the statistics of t
 deployed model computes its own from its owner's data (`recalibrate`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,13 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def recalibrate(module: nn.Module, batches: Iterable[Tensor | Sequence], *, device: torch.device | None = None) -> None:
+def recalibrate(
+    module: nn.Module,
+    batches: Iterable[Any],
+    *,
+    device: torch.device | None = None,
+    run: Callable[[Any], Any] | None = None,
+) -> None:
     """Replace the running statistics by those of the given batches, all samples weighing the same.
 
     Only norms use batch statistics meanwhile: dropout and the like stay off. A norm fed by the data itself ends with
@@ -74,6 +80,8 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor | Sequence], *, devi
         module: a model of the width that will be deployed.
         batches: input tensors of two or more samples, or tuples that begin with one, such as (input, label).
         device: where batches are sent; the device of the statistics unless given.
+        run: how the module is run on a batch, for batches that are no tensors, such as keyword arguments. It sends them
+            to the device itself.
 
     Example:
         >>> norm = nn.BatchNorm1d(1)
@@ -90,7 +98,10 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor | Sequence], *, devi
     with _only_training(module, norms.values()), torch.no_grad(), _pooling(norms) as pooled:
         empty = True
         for batch in batches:
-            module(_input(batch).to(device))
+            if run is None:
+                module(_input(batch).to(device))
+            else:
+                run(batch)
             empty = False
     if empty:
         raise ValueError("no batches to recalibrate from; give at least one batch of 2 or more samples")

@@ -178,20 +178,26 @@ class ScalableModel:
         return find_batch(self.model, self.examples.calls[0])
 
     def cost(
-        self, width: float, batch_size: int = 32, optimizer: str = "sgd", batch_dim: int | Dims | None = None
+        self,
+        width: float,
+        batch_size: int = 32,
+        optimizer: str = "sgd",
+        batch_dim: int | Dims | None = None,
+        accumulate: int = 1,
     ) -> Cost:
         """Parameters, multiply-adds, training memory and bytes on the wire of a width, counted without running it.
 
         Args:
             batch_dim: the dimension of the inputs that counts samples, or one per tensor; found unless given. A model
                 without such a dimension (of a whole graph, say) is priced on its example.
+            optimizer, accumulate: one of `submodels.cost.OPTIMIZERS`, and the pieces in which a batch is run.
         """
         call = self.examples.calls[0]
         dims = self.batch_dims if batch_dim is None else stated(batch_dim, call)
-        key = (self.axis_map.counts(width), batch_size, optimizer, dims)
+        key = (self.axis_map.counts(width), batch_size, optimizer, dims, accumulate)
         if key not in self._costs:
-            module = self.template_of(key[0]).module
-            self._costs[key] = count(module, *call, batch_size=batch_size, optimizer=optimizer, batch_dims=dims)
+            module, step = self.template_of(key[0]).module, {"batch_size": batch_size, "optimizer": optimizer}
+            self._costs[key] = count(module, *call, **step, batch_dims=dims, accumulate=accumulate)
         return self._costs[key]
 
     def fit(
@@ -201,11 +207,12 @@ class ScalableModel:
         widths: Sequence[float] | None = None,
         optimizer: str = "sgd",
         batch_dim: int | Dims | None = None,
+        accumulate: int = 1,
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
         _check_kind(budget, Budget, "budget")
         grid = self.axis_map.widths() if widths is None else list(widths)
-        return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim), budget, grid)
+        return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim, accumulate), budget, grid)
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor of every parameter and buffer of the global model, detached."""

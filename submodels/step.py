@@ -1,6 +1,6 @@
 """One training step of any module, with data or without: copies of the module, batches for it, and a loss."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -33,14 +33,14 @@ def loss_of(output: Any) -> Tensor | None:
     return reduce(torch.add, losses) if losses else None
 
 
-def take_step(module: nn.Module, batch: tuple[tuple, dict], optimizer: torch.optim.Optimizer | None) -> None:
-    """Take one training step; without an optimizer, a forward and a backward pass."""
-    args, kwargs = batch
+def take_step(module: nn.Module, pieces: Sequence[tuple[tuple, dict]], optimizer: torch.optim.Optimizer | None) -> None:
+    """Take one training step; without an optimizer, a forward and a backward pass. Pieces of a batch are added up."""
     if optimizer is not None:
         optimizer.zero_grad(set_to_none=True)
-    loss = loss_of(module(*args, **kwargs))
-    if loss is not None:
-        loss.backward()
+    for args, kwargs in pieces:
+        loss = loss_of(module(*args, **kwargs))
+        if loss is not None:
+            loss.backward()
     if optimizer is not None:
         optimizer.step()
 

@@ -194,7 +194,7 @@ def _timm_model(
 ) -> nn.Module:
     import timm
 
-    height, width = _height_width(image_size, model=f"timm:{name}")
+    given, (height, width) = tuple(options), _height_width(image_size, model=f"timm:{name}")
     config = timm.get_pretrained_cfg(name)
     if config and config.fixed_input_size:  # such a model sizes its layers by the image; others take no such argument
         options = {"img_size": height if height == width else (height, width), **options}
@@ -204,6 +204,7 @@ def _timm_model(
         shape=(in_channels, height, width),
         num_classes=num_classes,
         works=config.input_size if config else (3, 224, 224),
+        given=given,
     )
 
 
@@ -212,7 +213,7 @@ def _torchvision_model(
 ) -> nn.Module:
     from torchvision import models
 
-    height, width = _height_width(image_size, model=f"torchvision:{name}")
+    given, (height, width) = tuple(options), _height_width(image_size, model=f"torchvision:{name}")
     family = models.get_model_builder(name).__module__.rpartition(".")[2]
     options = {**_torchvision_options(family, height, width), **options}
 
@@ -226,6 +227,7 @@ def _torchvision_model(
         shape=(in_channels, height, width),
         num_classes=num_classes,
         works=(3, *models.get_model_weights(name).DEFAULT.meta["min_size"]),
+        given=given,
     )
 
 
@@ -260,16 +262,18 @@ def _checked(
     shape: tuple[int, int, int],
     num_classes: int,
     works: tuple[int, int, int],
+    given: tuple[str, ...],
 ) -> nn.Module:
-    """The created model, after a check that it runs on images of this shape."""
+    """The created model, after a check that it runs on images of this shape; `given` are the options of the user."""
     try:
         model = create()
         _check_runs(model, shape, num_classes)
     except Exception as error:  # an image too small for a model fails in as many ways as there are models
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        options, other = (f" with {', '.join(given)}", "other model_options, ") if given else ("", "")
         raise ValueError(
-            f"{name} does not run on {_described(shape)} ({reason}); "
-            f"choose another --image-size or --model ({_described(works)} work)"
+            f"{name}{options} does not run on {_described(shape)} ({reason}); "
+            f"choose {other}another --image-size or --model ({_described(works)} work)"
         ) from error
     return model
 

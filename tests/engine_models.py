@@ -22,6 +22,7 @@ from torch import nn
 from hetperm.engine.choice import opened
 from hetperm.methods import METHODS
 from hetperm.server.federation import Federation
+from hetperm.server.presence import Presence
 from hetperm.server.slicer import Slicer
 
 
@@ -56,7 +57,8 @@ def result(kind, name="perm", *, model=deep, dtype=torch.float64, workers=1, var
     clients = make_clients(FULL if method.one_size else WIDTHS, dtype=dtype)
     shop, slicer = make_shop(model, dtype), Slicer(scalable(model, dtype))
     changes = {"tail_average": 0.5, **VARIANTS[variant]}
+    presence = Presence(changes.pop("participation", 1.0))
     options = perm_options(**changes) if method.mixes else rival_options(name, **changes)
     with opened(kind, workers, clients, shop) as engine:
-        federation = Federation(clients, engine, slicer, seed=SEED)
+        federation = Federation(clients, engine, slicer, seed=SEED, presence=presence)
         return run(method.make(federation, start(model, dtype), options))

@@ -16,6 +16,7 @@ from hetperm.device.bench import Workshop
 from hetperm.engine.sequential import Sequential
 from hetperm.methods import METHODS
 from hetperm.server.federation import Federation
+from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
 from hetperm.server.visits import Visiting
 from hetperm.state import State
@@ -62,6 +63,7 @@ VARIANTS = {
     "skip": {"nested": "skip", "final_lr": 0.1},
     "raw": {"discrepancy": "masked", "vc_weight": "raw", "regularization": 40.0},
     "parallel": {"visits": "parallel", "nested": "rolling", "participation": 0.8},
+    "away": {"participation": 0.6},
     "smallest": {"personal_width": "smallest", "inplace_kd": 0.5},
 }
 
@@ -184,10 +186,11 @@ def make_federation(
     engine=Sequential,
     seed: int = SEED,
     heads: tuple[str, ...] = (),
+    presence: Presence = EVERYBODY,
 ) -> Federation:
     shop = shop or make_shop(model, dtype, cut=cut)
     slicer = Slicer(scalable(model, dtype) if cut else None)
-    return Federation(clients, engine(clients, shop), slicer, seed=seed, heads=heads)
+    return Federation(clients, engine(clients, shop), slicer, seed=seed, heads=heads, presence=presence)
 
 
 # Methods
@@ -222,17 +225,19 @@ def _fields(kind, values):
     return {name: value for name, value in values.items() if name in _names(kind)}
 
 
-def in_one_table(options: perm.Options) -> SimpleNamespace:
-    """Options of PERM with those that are nested beside the others."""
-    return SimpleNamespace(**{**vars(options), **vars(options.visiting), **vars(options.mixing)})
+def in_one_table(options: perm.Options, participation: float = 1.0) -> SimpleNamespace:
+    """Options of PERM with those that are nested beside the others, and the participation."""
+    table = {**vars(options), **vars(options.visiting), **vars(options.mixing), "participation": participation}
+    return SimpleNamespace(**table)
 
 
 def make_method(
     name: str, clients: Sequence[Client], *, model=mlp, dtype=torch.float64, begin=None, setup=None, **changes
 ):
-    """A method by name. ``setup``: arguments of `make_federation`; ``changes``: its options."""
+    """A method by name. ``setup``: arguments of `make_federation`; ``changes``: its options, and its participation."""
+    setup = {"presence": Presence(changes.pop("participation", 1.0)), **(setup or {})}
     heads = {"heads": heads_of(model)} if METHODS[name].finds_heads else {}
-    federation = make_federation(clients, model=model, dtype=dtype, **heads | (setup or {}))
+    federation = make_federation(clients, model=model, dtype=dtype, **heads | setup)
     options = perm_options(**changes) if METHODS[name].mixes else rival_options(name, **changes)
     return METHODS[name].make(federation, begin or start(model, dtype), options)
 

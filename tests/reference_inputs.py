@@ -85,9 +85,9 @@ class Draw:
             return [list(enumerate(hosts)) for hosts in zip(*ring, strict=True)]
         return shuffle.schedule(torch.as_tensor(alpha, dtype=torch.float64), generator)
 
-    def here(self, j, r):
-        """Whether host j is there in epoch r: it draws a number, and comes if that is below the share that comes."""
-        draw = float(torch.rand((), generator=self.generator("present", r, self.key(j))))
+    def here(self, j, clock):
+        """Whether host j is there in a round: it draws a number, and comes if that is below the share that comes."""
+        draw = float(torch.rand((), generator=self.generator("present", clock, self.key(j))))
         return draw < self.options.participation
 
     def units(self, i, t, width=None):

@@ -91,7 +91,7 @@ def test_gradients_of_a_chain_are_those_of_autograd(make):
     for a, b in zip(plain.gradient(x, y), by_hand.gradient(x, y), strict=True):
         assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
     pieces = torch.arange(7).tensor_split(3)  # of 3, 2 and 2 samples
-    for a, b in zip(plain.gradients(x, y, pieces, 2), by_hand.gradients(x, y, pieces, 2), strict=True):
+    for a, b in zip(plain.gradients((x, y), pieces, 2), by_hand.gradients((x, y), pieces, 2), strict=True):
         assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
 
 

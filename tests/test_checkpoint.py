@@ -93,6 +93,7 @@ def states(draw):
     any_model = st.sampled_from(models)
     some = st.lists(any_model, max_size=4).map(tuple)
     counts = st.integers(0, 2**60)
+    several = st.lists(counts, max_size=3)
     return State(
         r=draw(counts),
         w=draw(any_model),
@@ -100,7 +101,7 @@ def states(draw):
         alpha=draw(st.none() | tensors(dtypes=(torch.float64,))),
         tail=draw(st.none() | some),
         tail_count=draw(counts),
-        work=Work(*(draw(counts) for _ in fields(Work))),
+        work=Work(*(draw(counts) for _ in fields(Work)[:-2]), asked=tuple(draw(several)), absent=tuple(draw(several))),
         memory=draw(st.dictionaries(names, any_model, max_size=2)),
     )
 
@@ -212,8 +213,8 @@ def test_another_tool_can_read_the_tensors(saved):
 def test_the_format_names_the_fields_of_a_state():
     """A field that is taken away or changes its meaning makes another format: raise checkpoint.FORMAT."""
     names = ["r", "w", "v", "alpha", "tail", "tail_count", "work", "memory"]
-    work = ["visits", "rounds", "client_steps", "bytes_down", "bytes_up", "skipped"]
-    assert checkpoint.FORMAT == 2
+    work = ["visits", "rounds", "client_steps", "bytes_down", "bytes_up", "skipped", "missed", "asked", "absent"]
+    assert checkpoint.FORMAT == 3
     assert set(names) <= {field.name for field in fields(State)}
     assert set(work) <= {field.name for field in fields(Work)}
 
@@ -281,7 +282,7 @@ def test_foreign_safetensors_are_refused(tmp_path, metadata):
 
 def test_an_unknown_format_is_refused(saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    assert refusal(saved) == f"{saved} is a checkpoint of format 2 and this hetperm reads 3; {REMEDY}"
+    assert refusal(saved) == f"{saved} is a checkpoint of format 3 and this hetperm reads 4; {REMEDY}"
 
 
 def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path):

@@ -101,6 +101,7 @@ WRONG = [
     ("--epochs x", "--epochs: 'x' is not a whole number; see --help"),
     ("--epochs None", "--epochs: 'None' is not a whole number; see --help"),
     ("--personal-lr x", "--personal-lr: 'x' is not a number; see --help"),
+    ("--personal-lr=--", "--personal-lr: '--' is not a number; see --help"),
     ("--seeds 0 a", "--seeds: 'a' is not a whole number; see --help"),
     ("--schedule rng", "--schedule: 'rng' is not one of 'colour', 'ring'; did you mean 'ring'?"),
     ("--schedule x", "--schedule: 'x' is not one of 'colour', 'ring'; see --help"),

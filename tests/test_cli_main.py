@@ -1,13 +1,16 @@
 """The command line as a whole: commands, statuses, help at once, and whole runs."""
 
+import contextlib
 import csv
 import errno
 import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from hetperm.cli import console
 from hetperm.cli import main as cli
 from hetperm.config import Config
+from hetperm.runs import checkpoint, files
 from hetperm.runs.reproduce.options import EXPERIMENTS, TUNED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +44,10 @@ def status(words: list[str]) -> int:
     ("words", "sentence"),
     [
         ("trian", "unknown command 'trian'; did you mean 'train'?"),
-        ("zzz", "unknown command 'zzz'; known are train, reproduce, export, report, bench, bench resources"),
+        (
+            "zzz",
+            "unknown command 'zzz'; known are train, reproduce, export, report, join, who, bench, bench resources",
+        ),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
@@ -87,6 +94,13 @@ def test_an_error_of_several_lines_is_said_in_one_and_never_in_none(capsys):
     assert capsys.readouterr().err == "error: a b\nerror: RuntimeError\n"
 
 
+def test_an_error_that_quotes_pages_keeps_its_beginning_and_its_end(capsys):
+    assert cli.guarded(cli._dispatch, ["train", f"--epochs={'9' * 10**5}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --epochs: '999") and said.endswith("999' is not a whole number; see --help\n")
+    assert len(said) < 1100
+
+
 def test_a_traceback_is_shown_to_those_who_ask_for_it(monkeypatch):
     def fails(args):
         raise ValueError("no")
@@ -108,6 +122,8 @@ ASKED = [  # how it is started, and a word of what it prints
     ("hetperm reproduce", "usage: hetperm reproduce"),
     ("hetperm reproduce synthetic --help", "--cifar10 PATH"),
     ("hetperm report --help", "usage: hetperm report"),
+    ("hetperm join --help", "hetperm join RUN [FLAGS]"),
+    ("hetperm who --help", "--client INT"),
     ("hetperm bench --help", "--workloads NAME,NAME,..."),
     ("hetperm bench resources --help", "--enforce {auto,cgroup,rlimit,none}"),
     ("scripts/train_hetero.py --help", "--local-steps INT"),
@@ -192,6 +208,22 @@ def test_a_report_is_written_anew(tmp_path, capsys):
     assert (tmp_path / "report.html").is_file()
 
 
+def test_a_report_of_files_that_were_changed_says_which(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text(Config().to_toml())
+    cost = {"visits": 1, "rounds": 1, "client_steps": 1, "bytes_down": 1, "bytes_up": 1}
+    summary = {"algorithm": "perm", "dataset": "digits", "num_clients": 2, "accuracy": {"mean": 0.5, "worst": 0.4}}
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "cost": cost}))
+    (tmp_path / "profile.csv").write_text("tier\n")
+    (tmp_path / "report.html").write_text("of another version")
+    files.write_checksums(tmp_path)
+    assert status(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+    (tmp_path / "clients.csv").write_text("null")
+    (tmp_path / "profile.csv").unlink()
+    assert status(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv\n"
+
+
 # Output that cannot be written, and signals
 
 
@@ -246,6 +278,69 @@ def test_a_process_that_is_asked_to_end_says_how_to_go_on(capsys):
 
     assert cli.guarded(stopped, []) == 143
     assert "--resume" in capsys.readouterr().err
+
+
+SIGINT_SOON = """
+import os, runpy, signal, sys
+
+def soon(event, args, done=[]):
+    # When the command's own first import begins: what Python does before that is not ours.
+    if event == "import" and args[0] == "hetperm.cli.main" and not done:
+        done.append(True)
+        delay = float(sys.argv.pop(1))
+        signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, delay) if delay else os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(soon)
+runpy.run_module("hetperm", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0, 0.005, 0.02, 0.05])
+def test_ctrl_c_in_the_first_moment_shows_no_traceback(delay, tmp_path):
+    words = ["train", *TINY, "--quiet", "--baselines", "", "--out", str(tmp_path / "run")]
+    done = python("-c", SIGINT_SOON, str(delay), *words)
+    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0, 0.003, 0.03])
+def test_a_second_ctrl_c_shows_no_traceback_and_the_run_can_be_resumed(pause, tmp_path):
+    out = tmp_path / "run"
+    words = [
+        "train",
+        *TINY,
+        "--quiet",
+        "--epochs",
+        "100000",
+        "--engine",
+        "processes",
+        "--workers",
+        "2",
+        "--out",
+        str(out),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetperm", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,  # as a terminal does it: Ctrl-C reaches the workers too
+    )
+    while process.poll() is None and not (out / "checkpoint" / "perm.safetensors").exists():
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(pause)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode in (-signal.SIGINT, 130), said
+    assert "Traceback" not in said and "Exception ignored" not in said
+    assert checkpoint.load(out / "checkpoint" / "perm.safetensors").state.r >= 0
 
 
 # Errors of the machine

@@ -217,6 +217,13 @@ BAD = [
         {"participation": 1e-12},
         "participation 1e-12 lets 2.4e-10 of 20 clients take part in 12 epochs together; raise it to at least 0.05",
     ),
+    (
+        {"steps": 100, "warmup_rounds": 20},
+        "warmup_rounds 20 of 5 local_steps each take 100 steps, and steps is 100; lower warmup_rounds, leave it out",
+    ),
+    ({"steps": 10, "warmup_rounds": 2, "algorithm": "local", "baselines": ("perm",)}, "and steps is 10"),
+    ({"personal_lr": 10**400}, "it must be a number of at least 1e-12"),
+    ({"share": 10**400}, "it must be 'look-ahead' or a number of at least 0"),
     ({"engine": "thread"}, "unknown engine 'thread'; did you mean 'threads'?"),
     (
         {"engine": "sequential", "workers": 2},
@@ -237,6 +244,12 @@ def test_a_value_that_makes_no_sense_is_refused_in_one_sentence(settings, senten
         Config(**settings)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_only_perm_has_a_warm_up_that_the_steps_must_pay_for():
+    assert Config(steps=10, warmup_rounds=2, algorithm="local", baselines=("fedavg",)).steps == 10
+    assert Config(steps=0, warmup_rounds=1000).warmup_rounds == 1000
+    assert Config(steps=11, warmup_rounds=2).steps == 11
 
 
 FILES = [

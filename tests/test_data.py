@@ -340,6 +340,20 @@ def test_a_bad_request_is_refused_in_one_sentence(request_, message):
     assert "\n" not in str(caught.value)
 
 
+def test_images_that_do_not_fit_into_memory_once_they_are_resized_are_refused(monkeypatch):
+    asked = {"num_clients": 2, "partition": "iid", "seed": 0, "samples_per_client": 10}
+    others = 1797 - 1222  # are for validation and testing; digits have one channel
+    monkeypatch.setattr("hetperm.data.available_bytes", lambda: 4 * (20 + others) * 9 * 9)
+    load("digits", **asked, image_size=9)
+    message = "595 images of 10x10 take 0.000222 GB and 0.00018 GB of memory are free; give a smaller --image-size"
+    with pytest.raises(ValueError, match=message):
+        load("digits", **asked, image_size=10)
+    with pytest.raises(ValueError, match="1,170 images of 9x9"):
+        load("digits", **asked | {"partition": "rotation:2"}, image_size=9)
+    monkeypatch.setattr("hetperm.data.available_bytes", lambda: None)
+    load("digits", **asked, image_size=10)
+
+
 # Files
 
 

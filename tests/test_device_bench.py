@@ -36,7 +36,7 @@ def test_a_gradient_in_pieces_is_the_gradient(chunk):
     bench = make_shop(cut=False).full
     whole = bench.gradient(*data())
     for _ in range(2):  # nothing is left behind of the first time
-        for a, b in zip(bench.mean_gradient(*data(), chunk), whole, strict=True):
+        for a, b in zip(bench.mean_gradient(data(), chunk), whole, strict=True):
             assert torch.allclose(a, b, atol=1e-14, rtol=1e-12)
 
 
@@ -46,7 +46,7 @@ def test_pieces_of_a_model_with_batch_norm_have_two_samples_at_least():
 
     bench, seen = make_shop(normed, cut=False).full, []
     bench.module[0].register_forward_hook(lambda layer, args, output: seen.append(len(output)))
-    bench.mean_gradient(*data(), 1)
+    bench.mean_gradient(data(), 1)
     assert seen == [3, 2, 2]
 
 
@@ -61,7 +61,7 @@ def test_parameters_that_the_loss_does_not_depend_on_have_a_gradient_of_zero():
 
     bench = make_shop(Idle, cut=False).full
     for chunk in (2, 512):
-        gradient = dict(zip(bench.names, bench.mean_gradient(*data(), chunk), strict=True))
+        gradient = dict(zip(bench.names, bench.mean_gradient(data(), chunk), strict=True))
         assert not gradient["idle.weight"].any() and gradient["used.weight"].any()
 
 

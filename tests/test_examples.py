@@ -58,6 +58,32 @@ def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike(ru
 
 
 @pytest.mark.slow
+def test_the_example_with_dict_batches_trains_a_transformer_at_three_widths(run):
+    out = run("examples/fit_text.py")
+    perm, local = map(float, re.search(r"^accuracy: perm (\S+), local (\S+)$", out, flags=re.M).groups())
+    assert perm > 0.6 and perm > local
+    sizes = [int(n.replace(",", "")) for n in re.findall(r"^width .* ([\d,]+) parameters", out, flags=re.M)]
+    assert len(sizes) == 3 and sizes[0] > 2 * sizes[1] > 4 * sizes[2]
+
+
+@pytest.mark.slow
+def test_the_example_that_outlines_shapes_trains_a_unet_with_dice(run):
+    out = run("examples/fit_shapes.py")
+    perm, fedavg = map(float, re.search(r"^Dice: perm (\S+), fedavg (\S+)$", out, flags=re.M).groups())
+    assert perm > 0.5 and perm > fedavg
+    assert len(re.findall(r"^width ", out, flags=re.M)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is read from /proc")
+def test_the_example_with_shards_twenty_times_the_memory_allowed_trains(run):
+    out = run("examples/fit_larger_than_memory.py", "--mb", "64")
+    assert "320 scans of 4 MB are 1280 MB, and training was allowed 64 MB" in out
+    assert float(re.search(r"kept in memory: (\d+) MB", out)[1]) <= 32
+    assert float(re.search(r"accuracy (\S+)", out)[1]) > 0.7
+
+
+@pytest.mark.slow
 def test_the_extraction_benchmark_prints_ratios_and_writes_them(run, tmp_path):
     out = run("bench/extraction.py", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text())

@@ -56,7 +56,8 @@ def rows(path) -> list[dict]:
 def test_the_folder_holds_what_the_design_lists(finished):
     pictures = ["accuracy.png", "alpha.png", "tiers.png"]
     tables = ["baselines.csv", "clients.csv", "metrics.csv", "profile.csv"]
-    others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "summary.json", "timing.json"]
+    others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "server.safetensors"]
+    others += ["summary.json", "timing.json"]
     folders = {
         "checkpoint": [f"{name}.{kind}" for name in ("local", "perm") for kind in ("jsonl", "safetensors")],
         "models": [f"client_00{i}.{kind}" for i in range(4) for kind in ("json", "safetensors")],
@@ -170,6 +171,15 @@ def test_the_paper_settings_run(tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_steps_that_pay_for_no_visit_are_said(tmp_path, no_pictures, caplog):
+    few = {"steps": 2, "warmup_rounds": None, "share": "look-ahead"}
+    run(Config(**TINY | few | {"out": tmp_path / "few"}))
+    assert "perm made no visit, so its models are parts of the global one" in caplog.text
+    caplog.clear()
+    run(Config(**TINY | few | {"steps": 60, "out": tmp_path / "enough"}))
+    assert caplog.text == ""
+
+
 def test_visits_to_absent_hosts_are_reported(tmp_path):
     result = run(Config(**TINY | {"participation": 0.5, "out": tmp_path / "run"}))
     assert result.summary["cost"]["skipped"] > 0
@@ -250,6 +260,9 @@ def test_fit_takes_ones_own_model_loss_and_metric_and_changes_none_of_them():
         on_epoch=lambda method, row: seen.append((method, row["epoch"])),
     )
     assert result.folder is None
+    for nobody in (-1, len(clients), True, "0"):
+        with pytest.raises(ValueError, match=f"there is no client {nobody!r}; they are numbered from 0 to"):
+            result.model(nobody)
     assert -0.5 < result.accuracy <= 0
     assert mass(result) > 0.9
     assert seen == [(method, r) for method in ("perm", "local") for r in range(1, 5)]

@@ -71,7 +71,7 @@ def fail(bench, params, shard, generator):
 def test_a_task_that_fails_is_an_error_that_says_which_it_was():
     tasks = [Task(Sgd(1, 4, 0.1), start(), host=0, seed=0), Task(fail, start(), host=0, seed=0, label="epoch 3: here")]
     with pytest.raises(RuntimeError, match=r"^epoch 3: here: no good$"):
-        make_federation(make_clients()).run(tasks)
+        make_federation(make_clients()).run(tasks, round=0)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -82,4 +82,4 @@ def test_a_model_that_is_not_finite_is_an_error_that_says_whose_it_was(several):
         return ({"x": torch.zeros(2)}, bad) if several else bad
 
     with pytest.raises(NotFinite, match=r"^epoch 3: there: x is not finite"):
-        make_federation(make_clients()).train([Task(broken, start(), host=0, seed=0, label="epoch 3: there")])
+        make_federation(make_clients()).train([Task(broken, start(), host=0, seed=0, label="epoch 3: there")], round=0)

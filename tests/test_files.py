@@ -44,6 +44,12 @@ def test_a_run_is_resumed_where_it_is_or_begun_where_there_is_none(tmp_path, mon
     assert files.run_folder(tmp_path, "", resume=True) == tmp_path
 
 
+def test_a_tilde_is_the_home_of_the_user_and_no_folder_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files.run_folder(Path("~/runs/mine"), "") == tmp_path / "runs" / "mine"
+    assert files.run_folder(Path("~nobody-of-that-name/x"), "") == Path("~nobody-of-that-name/x")
+
+
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot make the folder .*file/run \(.+\); name another with --out"):

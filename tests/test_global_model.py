@@ -17,6 +17,7 @@ from federation import (
     with_classes,
 )
 from torch import nn
+from torch.nn import functional as F
 
 from hetperm.device.gradients import BatchGradient
 from hetperm.device.updates import Sgd
@@ -38,6 +39,20 @@ def test_coordinates_that_nobody_holds_keep_their_value(extraction):
         covered = torch.stack([index.mask(name) for index in indices]).any(0)
         assert torch.equal(after[name] != old, covered) and torch.equal(stepped[name] != old, covered)
     assert not torch.stack([index.mask("2.weight") for index in indices]).any(0).all()
+
+
+def test_a_step_goes_down_the_mean_of_the_clients_gradients():
+    clients, w = make_clients(FULL), {name: x.clone().requires_grad_() for name, x in start().items()}
+    losses = [
+        F.cross_entropy(torch.func.functional_call(mlp().double(), w, client.train[0]), client.train[1])
+        for client in clients
+    ]
+    slopes = torch.autograd.grad(sum(losses) / len(losses), list(w.values()))
+    whole = BatchGradient(max(client.n_train for client in clients))  # no sample is left to the draw
+    state = State(0, start(), ())
+    stepped = gradient_step(make_federation(clients), state, whole, [WHOLE] * 4, lr=0.3, batch_size=4).w
+    for (name, x), slope in zip(start().items(), slopes, strict=True):
+        torch.testing.assert_close(stepped[name], x - 0.3 * slope, rtol=0, atol=1e-12)
 
 
 def test_the_mean_by_hand():

@@ -14,25 +14,27 @@ MAY_IMPORT = {
     "texts": "",
     "memory": "",
     "checks": "advice texts",
-    "client": "texts",
+    "shards": "",
+    "client": "shards texts",
     "randomness": "",
     "params": "",
     "state": "params",
     "config": "advice checks texts",
     "profile": "advice checks config randomness",
-    "mixing": "randomness",
-    "device": "mixing params client",
-    "engine": "device params client",
+    "trace": "advice config texts",
+    "mixing": "randomness texts",
+    "device": "mixing params client shards",
+    "engine": "device params client shards",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
-    "server": "engine.task device mixing params state client randomness",
+    "server": "engine.task device mixing params state client shards randomness",
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
-    "data": "client randomness advice memory",
+    "data": "client shards randomness advice memory",
     "report": "texts",  # reads the files of a run and nothing else
-    "runs": "report data methods algorithms server engine device mixing params state client randomness profile config "
-    "checks advice texts memory",
-    "bench": "runs report data methods algorithms server engine device mixing params state client randomness profile "
-    "config checks advice texts",
+    "runs": "report data methods algorithms server engine device mixing params state client shards randomness profile "
+    "trace config checks advice texts memory",
+    "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
+    "profile config checks advice texts",
     "cli": "bench runs report data methods algorithms server engine device mixing params state client randomness "
     "profile config checks advice texts",
     "__init__": "",  # names its modules as texts, and imports them when asked

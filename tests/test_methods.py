@@ -61,10 +61,10 @@ def test_a_table_of_a_method_goes_before_the_configuration(name):
 
 
 def test_the_options_of_perm_are_nested():
-    config = Config(participation=0.8, nested="rolling", regularization=3.0, vc_weight=0.2, extraction="random")
+    config = Config(inplace_kd=0.8, nested="rolling", regularization=3.0, vc_weight=0.2, extraction="random")
     options = options_for("perm", config, steps=STEPS)
     assert isinstance(options, perm.Options)
-    assert (options.visiting.participation, options.visiting.nested) == (0.8, "rolling")
+    assert (options.visiting.inplace_kd, options.visiting.nested) == (0.8, "rolling")
     assert (options.mixing.regularization, options.mixing.vc_weight, options.extraction) == (3.0, 0.2, "random")
 
 
@@ -154,6 +154,7 @@ WHOLE = "a whole number of at least 0 and at most 1,000,000"
         ("pfedme", {"prox": "1"}, "[pfedme]: prox is '1'; it must be a number of at least 0 (0, or from 1e-12)"),
         ("pfedme", {"inner_steps": 2.5}, f"[pfedme]: inner_steps is 2.5; it must be {WHOLE}"),
         ("pfedme", {"inner_steps": 10**7}, f"[pfedme]: inner_steps is 10000000; it must be {WHOLE}"),
+        ("local", {"lr": 10**400}, f"[local]: lr is {10**400}; it must be a number of at least 0 (0, or from 1e-12)"),
         ("local", {"lr": 1e-320}, "[local]: lr is 1e-320; it must be a number of at least 0 (0, or from 1e-12)"),
         ("ifca", {"clusters": 1_000_000}, "1000000 clusters: ifca takes at most 100"),
         ("pfedme", {"prox": True}, "[pfedme]: prox is True; it must be a number of at least 0 (0, or from 1e-12)"),

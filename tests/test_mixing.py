@@ -396,7 +396,10 @@ def test_a_lam_that_is_not_positive_is_an_error(lam):
         (lambda: mixing.solve(torch.zeros(2), torch.ones(3), 1.0), r"n of shape \(3,\) for 2 clients"),
         (lambda: mixing.solve(torch.zeros(3, 2), torch.ones(2), torch.ones(2)), r"lam of shape \(2,\)"),
         (lambda: mixing.solve(torch.zeros(2, 0), torch.ones(0), 1.0), "no client to learn from"),
-        (lambda: mixing.descend(torch.zeros(2), torch.ones(2), 1.0, -1), "-1 steps"),
+        (
+            lambda: mixing.descend(torch.zeros(2), torch.ones(2), 1.0, -1),
+            "steps is -1; it must be a whole number of at least 0",
+        ),
     ],
 )
 def test_a_problem_that_is_none_is_an_error(call, message):

@@ -124,6 +124,15 @@ def test_the_description_of_the_package_links_to_no_file(installed):
     assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith(("https:", "#"))] == []
 
 
+def test_on_another_system_than_unix_the_set_up_names_the_other_way():
+    """It is for make, which such a system lacks; somebody may start it by hand."""
+    block = "import runpy, sys; sys.modules['fcntl'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-c", block, str(ROOT / "scripts" / "setup_venv.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: make and .venv are for Unix; here: python -m pip install -e '.[dev]'\n"
+
+
 def run_bare(code: str, packages: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Run a program on a bare system, with the packages of a folder, in another folder."""
     env = {**os.environ, "PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"}

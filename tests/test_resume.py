@@ -77,6 +77,35 @@ def test_a_run_within_a_budget_that_is_stopped_in_the_middle_of_a_tour_ends_alik
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("presence", [{"participation": 0.5}, {"trace": "day-night"}], ids=["drawn", "traced"])
+def test_a_run_whose_clients_are_not_always_there_ends_alike(presence, tmp_path):
+    options = {"steps": 60, "warmup_rounds": None, "share": "look-ahead", "alpha_every": 2, "epochs": 4, **presence}
+    whole = run(tiny(**options, baselines=("heterofl-ft",), out=tmp_path / "whole"))
+    for method in (whole.summary, whole.summary["baselines"]["heterofl-ft"]):
+        assert 0 < method["attendance"]["absent"] < method["attendance"]["asked"]
+    assert all([0 <= row["absent"] <= row["asked"] for row in whole.clients])
+    assert "heterofl-ft: a client was away" in (whole.folder / "report.html").read_text()
+    config = tiny(**options, baselines=("heterofl-ft",), out=tmp_path / "run", resume=True)
+    for k in (1, 2, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, on_epoch=Stop(k))
+    run(config)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_trace_that_was_edited_is_refused(tmp_path):
+    trace = tmp_path / "trace.toml"
+    trace.write_text('clients = ["10", "11"]')
+    config = tiny(trace=str(trace), baselines=(), out=tmp_path / "run", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=Stop(1))
+    trace.write_text('clients = ["01", "11"]')
+    with pytest.raises(ValueError, match=r"another model \(or trace\)"):
+        run(config)
+
+
 class Stop:
     """An on_epoch that acts like Ctrl-C in the k-th call."""
 

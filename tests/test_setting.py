@@ -90,6 +90,7 @@ def test_a_setting_of_one_size_has_one_model_that_everybody_holds_whole(five_siz
     assert {name: tuple(x.shape) for name, x in one.start.items()}["fc1.weight"] == (1, 64)
     assert sum(x.numel() for x in one.start.values()) == five_sizes.num_params(0.0625)
     assert one.shop.scalable is None
+    assert {name: x.shape for name, x in one.shop.full.take().items()} == {n: x.shape for n, x in one.start.items()}
 
 
 # Label masks
@@ -157,6 +158,17 @@ def test_options_that_the_model_cannot_be_built_with_are_refused(options):
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(ValueError, match=f"device '{name}' is not there; use 'auto' or 'cpu'"):
         setting.device_of(name)
+
+
+def test_a_mask_that_leaves_every_client_one_answer_is_said_to_teach_nothing(caplog):
+    x = torch.zeros(4, 3)
+    pairs = [(x, torch.full((4,), label)) for label in (0, 1)]
+    own(nn.Linear(3, 2), [Client(pair) for pair in pairs], label_mask=True)
+    assert "each client can only answer its one class: every model is right untrained" in caplog.text
+    caplog.clear()
+    pairs[1] = (x, torch.tensor([0, 1, 0, 1]))
+    own(nn.Linear(3, 2), [Client(pair) for pair in pairs], label_mask=True)
+    assert caplog.text == ""
 
 
 def test_a_single_class_is_said_to_teach_nothing(caplog):

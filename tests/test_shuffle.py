@@ -51,7 +51,7 @@ def test_another_generator_draws_another_ring():
 
 
 def test_a_ring_of_nobody_is_an_error():
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="N is 0; it must be a whole number of at least 1"):
         shuffle.ring(0, _generator())
 
 

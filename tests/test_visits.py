@@ -24,12 +24,12 @@ from hetperm import mixing
 from hetperm.device.updates import Distil, Sgd
 from hetperm.params import NotFinite
 from hetperm.randomness import seed_for
+from hetperm.server.presence import Presence
 from hetperm.server.slicer import Slicer
 from hetperm.server.visits import (
     Visiting,
     mixed_by_alpha,
     personal_epoch,
-    present,
     projected,
     scheduled,
     step_sizes,
@@ -81,7 +81,7 @@ def test_unknown_rules_are_refused_by_name():
         scheduled(torch.eye(2), "star", torch.Generator())
 
 
-# Schedules and presence
+# Schedules
 
 
 def test_the_ring_schedules_all_pairs_in_the_papers_order_and_colours_only_those_with_weight():
@@ -91,42 +91,18 @@ def test_the_ring_schedules_all_pairs_in_the_papers_order_and_colours_only_those
     assert scheduled(torch.eye(4), "colour", generator(1)) == [[(0, 0), (1, 1), (2, 2), (3, 3)]]
 
 
-def drawn(clients, r):
-    """The number that decides whether a client comes, drawn from the stream of its key."""
-    streams = [torch.Generator().manual_seed(seed_for(SEED, "present", r, client.key)) for client in clients]
-    return [float(torch.rand((), generator=stream)) for stream in streams]
-
-
-def test_a_client_comes_if_its_draw_is_below_the_share_that_comes():
-    clients, seen = make_clients((1.0,) * 5), set()
-    for r in range(6):
-        for share in (0.1, 0.5, 0.9):
-            expected = [number < share for number in drawn(clients, r)]
-            assert present(clients, share, seed=SEED, r=r) == expected
-            seen.update(expected)
-    assert seen == {True, False}
-
-
-def test_as_many_clients_come_as_their_share_says():
-    clients = make_clients((1.0,) * 5)
-    counts = {share: sum(sum(present(clients, share, seed=0, r=r)) for r in range(200)) for share in (0.2, 0.8)}
-    assert abs(counts[0.2] - 200) < 45 and abs(counts[0.8] - 800) < 45  # of 1000; three and a half deviations
-
-
-def test_everybody_comes_if_all_take_part():
-    assert present(make_clients(), 1.0, seed=0, r=0) == [True] * 4
-
-
 def test_the_visits_of_an_absent_host_are_skipped_and_counted_and_nothing_else_changes():
-    clients, rule = make_clients(FULL), replace(RULE, participation=0.5)
-    here = [number < 0.5 for number in drawn(clients, r=0)]
-    assert 0 < sum(here) < 4
-    state, federation = state_of(clients, [[0.25] * 4] * 4), make_federation(clients)
-    partly = personal_epoch(federation, state, ALL_PAIRS, rule)
-    without = [[(i, j) for i, j in visits if here[j]] for visits in ALL_PAIRS]
-    expected = personal_epoch(federation, state, without, RULE)
+    """In round t of four, host t is away (round 0 of these is the sixth of the run)."""
+    clients = make_clients(FULL)
+    texts = {client.key: "1" * (5 + j) + "0" + "1" * (3 - j) for j, client in enumerate(clients)}
+    trace = tuple(texts.get(key, "0" * 9) for key in range(12))
+    state = replace(state_of(clients, [[0.25] * 4] * 4), work=Work(rounds=5))
+    partly = personal_epoch(make_federation(clients, presence=Presence(trace=trace)), state, ALL_PAIRS, RULE)
+    without = [[(i, j) for i, j in visits if j != t] for t, visits in enumerate(ALL_PAIRS)]
+    expected = personal_epoch(make_federation(clients), state, without, RULE)
     assert all(map(equal, partly.v, expected.v))
-    assert partly.work == replace(expected.work, skipped=4 * (4 - sum(here)))
+    counted = Work(skipped=4, missed=12, asked=(4,) * 4, absent=(1,) * 4)
+    assert partly.work == expected.work + counted
 
 
 # One visit

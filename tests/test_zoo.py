@@ -226,6 +226,19 @@ def test_images_a_model_cannot_take_are_refused_in_one_sentence_that_names_the_r
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("timm:resnet10t", {"foo": 1}), ("torchvision:resnet18", {"weights": "DEFAULT"})],
+)
+def test_options_that_a_library_model_does_not_take_are_named_and_not_the_image_alone(name, option):
+    (key,) = option
+    with pytest.raises(
+        ValueError, match=f"^{name} with {key} does not run on 3-channel 32x32 images .*{key}"
+    ) as caught:
+        zoo.build(name, in_channels=3, num_classes=10, image_size=32, **option)
+    assert "; choose other model_options, another --image-size or --model (" in str(caught.value)
+
+
 def test_three_channels_leave_the_first_convolution_of_torchvision_as_it_is():
     from torchvision.models import resnet18
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hetperm.algorithms import steps
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.algorithms.steps import RivalOptions, apart, in_rounds, or_before
 from hetperm.device.rival_updates import OWN, Mixture
-from hetperm.params import Params, mixed, num_bytes
+from hetperm.params import Params, mixed
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import whole_mean
+from hetperm.server.global_model import bytes_of, whole_mean
 from hetperm.state import State, Work
 
 
@@ -65,14 +65,16 @@ def apfl(federation: Federation, start: Params, options: Options) -> Algorithm:
         # A deployment keeps these models at the clients. They are in the task only because a task carries all it needs.
         models = [state.w | {OWN + name: x for name, x in state.memory[f"own {i}"].items()} for i in range(N)]
         outcomes = federation.train_at_home(updates, models, round=round)
-        w = whole_mean(federation, state.w, [local for local, _, _ in outcomes])
-        own = [u for _, u, _ in outcomes]
-        mix = torch.stack([a["mix"] for _, _, a in outcomes])
+        local, own, mixes = apart(outcomes, 3)
+        w = whole_mean(federation, state.w, local)
+        own = or_before(own, [state.memory[f"own {i}"] for i in range(N)])
+        old = state.memory["mix"]["mix"]
+        mix = torch.stack([old[i] if a is None else a["mix"] for i, a in enumerate(mixes)])
         v = tuple(mixed((u, a), (w, 1 - a)) for u, a in zip(own, mix.tolist(), strict=True))
         # So only w counts as sent, in both directions.
-        moved = N * num_bytes(w)
+        moved = bytes_of(local)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
-        work += federation.work_at_home(updates, options.batch_size)
+        work += federation.work_at_home(updates, options.batch_size, outcomes)
         return replace(state, w=w, v=v, work=state.work + work, memory=_memory(own, mix))
 
     return Algorithm(begin, in_rounds(advance, options, cost=cost))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.partial_training import own_parts
-from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.algorithms.steps import RivalOptions, apart, in_rounds, or_before
 from hetperm.device.rival_updates import OWN, Proximal
-from hetperm.params import Params, num_bytes
+from hetperm.params import Params
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import covered_mean
+from hetperm.server.global_model import bytes_of, covered_mean
 from hetperm.state import State, Work
 
 
@@ -47,10 +47,11 @@ def ditto(federation: Federation, start: Params, options: Options) -> Algorithm:
         # A deployment keeps v_i at its client. It is in the task only because a task carries all it needs.
         models = [part | {OWN + name: x for name, x in v.items()} for part, v in zip(parts, state.v, strict=True)]
         outcomes = federation.train_at_home(updates, models, round=round)
-        w = covered_mean(federation, state.w, [local for local, _ in outcomes], indices)
-        moved = sum(num_bytes(part) for part in parts)
+        local, own = apart(outcomes, 2)
+        w = covered_mean(federation, state.w, local, indices)
+        moved = bytes_of(local)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
-        work += federation.work_at_home(updates, options.batch_size)
-        return replace(state, w=w, v=tuple(v for _, v in outcomes), work=state.work + work)
+        work += federation.work_at_home(updates, options.batch_size, outcomes)
+        return replace(state, w=w, v=or_before(own, state.v), work=state.work + work)
 
     return Algorithm(begin, in_rounds(advance, options, cost=2 * options.local_steps))

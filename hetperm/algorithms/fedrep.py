@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.partial_training import own_parts
-from hetperm.algorithms.steps import FineTuneOptions, fine_tuning, in_rounds
+from hetperm.algorithms.steps import FineTuneOptions, fine_tuning, in_rounds, or_before
 from hetperm.device.rival_updates import HeadThenBody
 from hetperm.params import Params, num_bytes
 from hetperm.server.federation import Federation
@@ -70,11 +70,12 @@ def fedrep(federation: Federation, start: Params, options: Options) -> Algorithm
         parts = own_parts(federation, w)
         v = tuple(
             {name: own[name] if name in heads else x for name, x in part.items()}
-            for part, own in zip(parts, trained, strict=True)
+            for part, own in zip(parts, or_before(trained, state.v), strict=True)
         )
-        moved = sum(num_bytes({name: x for name, x in part.items() if name not in heads}) for part in parts)
+        here = [part for part, own in zip(parts, trained, strict=True) if own is not None]
+        moved = sum(num_bytes({name: x for name, x in part.items() if name not in heads}) for part in here)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
-        work += federation.work_at_home(updates, options.batch_size)
+        work += federation.work_at_home(updates, options.batch_size, trained)
         return replace(state, w=w, v=v, work=state.work + work)
 
     cost = options.head_steps + options.local_steps

@@ -110,8 +110,9 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
             members = [i for i in range(N) if choice[i] == c]
             models[c] = mean_of(members, models[c], trained)
         w = mean_of(range(N), state.w, trained)
-        up = sum(num_bytes(params) + 8 for params in trained)  # the trained model, and the number of its cluster
-        work = Work(rounds=1, bytes_up=up) + federation.work_at_home([options.sgd] * N, options.batch_size)
+        # The trained model, and the number of its cluster.
+        up = sum(num_bytes(params) + 8 for params in trained if params is not None)
+        work = Work(rounds=1, bytes_up=up) + federation.work_at_home([options.sgd] * N, options.batch_size, trained)
         return choose(replace(state, w=w, work=state.work + work), models, round=round + 1)
 
     def mean_of(members: Sequence[int], model: Params, trained: Sequence[Params]) -> Params:
@@ -119,17 +120,26 @@ def ifca(federation: Federation, start: Params, options: Options) -> Algorithm:
         return covered_mean(among, model, [trained[i] for i in members], [indices[i] for i in members])
 
     def choose(state: State, models: Sequence[Params], *, round: int) -> State:
-        """The state in which every client has the cluster whose model has the lowest loss on its data."""
+        """The state in which every client has the cluster whose model has the lowest loss on its data.
+
+        Absent clients keep the cluster that they had, at first the first one.
+        """
         parts = [own_parts(federation, model) for model in models]  # (C, N)
-        # Every client gets its part of all models to choose from, so none is sent again for training.
-        work = Work(bytes_down=sum(num_bytes(part) for of_cluster in parts for part in of_cluster))
-        choice, loss = torch.zeros(N, dtype=torch.long), torch.zeros((), dtype=torch.float64)
+        before = state.memory.get("choice", {"choice": torch.zeros(N, dtype=torch.long)})
+        choice, loss, work = before["choice"], torch.zeros((), dtype=torch.float64), Work()
+        here = federation.present(round)
         if options.compares:
             tasks = list(_judgements(federation, parts, options.loss, round))
-            losses = _finite_losses(federation.run(tasks), N, round)
-            choice = losses.argmin(dim=1)
-            loss = losses.amin(dim=1)[federation.order].mean()
-            work += federation.work_of(tasks, options.batch_size)
+            outcomes = federation.run(tasks, round=round)
+            losses, here = _finite_losses(outcomes, N, round)
+            choice = torch.where(torch.tensor(here), losses.argmin(dim=1), choice)
+            order = [i for i in federation.order if here[i]]
+            # Without anybody to judge them these clusters are not known to be better than others.
+            loss = losses.amin(dim=1)[order].mean() if order else torch.tensor(math.inf, dtype=torch.float64)
+            work = federation.work_of(tasks, options.batch_size, outcomes)
+        # Every client gets its part of all models to choose from, so none is sent again for training.
+        down = sum(num_bytes(part) for of_cluster in parts for part, came in zip(of_cluster, here) if came)
+        work += Work(bytes_down=down)
         memory = {f"cluster {c}": model for c, model in enumerate(models)}
         memory["choice"] = {"choice": choice, "loss": loss}
         v = tuple(parts[c][i] for i, c in enumerate(choice.tolist()))
@@ -173,17 +183,23 @@ def _judgements(
             )
 
 
-def _finite_losses(losses: Sequence[Tensor], clients: int, round: int) -> Tensor:
-    """(N, C) the losses, infinite where they are not finite; an error if a client has no finite one."""
-    table = torch.stack(losses).reshape(clients, -1).double().cpu()
+def _finite_losses(losses: Sequence[Tensor | None], clients: int, round: int) -> tuple[Tensor, list[bool]]:
+    """(N, C) the losses, infinite where they are not finite, and whether each client has sent them.
+
+    It is an error if a client sent losses and none of them is finite.
+    """
+    numbers = [math.inf if loss is None else float(loss) for loss in losses]
+    table = torch.tensor(numbers, dtype=torch.float64).reshape(clients, -1)
+    clusters = table.shape[1]
+    came = [None not in losses[i * clusters : (i + 1) * clusters] for i in range(clients)]
     # A cluster whose loss is not finite is never chosen.
     finite = table.isfinite()
     for i in range(clients):
-        if not finite[i].any():
+        if came[i] and not finite[i].any():
             raise NotFinite(
                 f"round {round}: client {i}: the loss of no cluster is finite; lower the learning rate (lr)"
             )
-    return table.where(finite, math.inf)
+    return table.where(finite, math.inf), came
 
 
 def _mean_loss(state: State) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.steps import RivalOptions, in_rounds
+from hetperm.algorithms.steps import RivalOptions, in_rounds, or_before
 from hetperm.params import Params
 from hetperm.server.federation import Federation
 from hetperm.server.initial import fresh_model
@@ -25,8 +25,8 @@ def local_only(federation: Federation, start: Params, options: RivalOptions) -> 
         return State(0, start, tuple(models))
 
     def advance(state: State, round: int) -> State:
-        v = federation.train_at_home(updates, state.v, round=round)
-        work = federation.work_at_home(updates, options.batch_size)
-        return replace(state, v=tuple(v), work=state.work + work)
+        trained = federation.train_at_home(updates, state.v, round=round)
+        work = federation.work_at_home(updates, options.batch_size, trained)
+        return replace(state, v=or_before(trained, state.v), work=state.work + work)
 
     return Algorithm(begin, in_rounds(advance, options, cost=options.local_steps))

@@ -10,9 +10,9 @@ from functools import partial
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.steps import FineTuneOptions, begin, fine_tuning, in_rounds
 from hetperm.device.rival_updates import Meta
-from hetperm.params import Params, num_bytes
+from hetperm.params import Params
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import whole_mean
+from hetperm.server.global_model import bytes_of, whole_mean
 from hetperm.state import State, Work
 
 COST = {"first-order": 2, "hessian-free": 4}  # mini-batch gradients in a local step
@@ -55,10 +55,11 @@ def perfedavg(federation: Federation, start: Params, options: Options) -> Algori
     )
 
     def advance(state: State, round: int) -> State:
-        w = whole_mean(federation, state.w, federation.train_at_home([update] * N, [state.w] * N, round=round))
-        moved = N * num_bytes(w)
+        trained = federation.train_at_home([update] * N, [state.w] * N, round=round)
+        w = whole_mean(federation, state.w, trained)
+        moved = bytes_of(trained)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
-        work += federation.work_at_home([update] * N, options.batch_size)
+        work += federation.work_at_home([update] * N, options.batch_size, trained)
         # Clients adapt only at the end: adapting every round would use up the budget of steps.
         return replace(state, w=w, v=(w,) * N, work=state.work + work)
 

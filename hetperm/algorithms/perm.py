@@ -6,6 +6,7 @@ Both take clients of different widths (section 3.3). With clients of one width t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from hetperm.engine.task import Task
 from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
-from hetperm.server.estimate import Reports, collect_reports
+from hetperm.server.estimate import REPORTS, Reports, collect_reports, missing, outdated
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
 from hetperm.server.look_ahead import can_look_again, look_ahead
@@ -60,6 +61,7 @@ class Options:
     server_mix: str = "none"
     first_alpha: str = "estimated"
     alpha_every: int = 1
+    report_age: int | None = None
     rate_rule: str = "plain"
     decay: str = "none"
     tail_average: float = 0.5
@@ -95,7 +97,9 @@ def single_loop(federation: Federation, start: Params, options: Options) -> Algo
             state = replace(state, w=_global_in_ball(state.w, state.memory["centre"], options))
         state = end_epoch(federation, state, options)
         # Last, because alpha^{r+1} is computed at w^{r+1}, the global model after its step.
-        return with_weights(federation, state, options) if estimated else state
+        if estimated:
+            return with_weights(federation, outdated(state), options)
+        return latecomers(federation, state, options)
 
     return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
@@ -104,7 +108,7 @@ def two_stage(federation: Federation, start: Params, options: Options) -> Algori
     """Algorithms A1 and 2: mixing weights are computed once, after the warm-up; every epoch is shuffled visits."""
 
     def epoch(state: State) -> State:
-        return end_epoch(federation, visit(federation, state, options), options)
+        return latecomers(federation, end_epoch(federation, visit(federation, state, options), options), options)
 
     return Algorithm(partial(begin, federation, start, options), epoch, _finish(federation, options))
 
@@ -136,48 +140,96 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
     return with_weights(federation, state, options)
 
 
-def with_weights(federation: Federation, state: State, options: Options) -> State:
-    """The state with new mixing weights, from the reports of all clients at w."""
+def latecomers(federation: Federation, state: State, options: Options) -> State:
+    """The state with the reports of clients that were away when they were asked at w, which is still the same."""
+    if REPORTS not in state.memory or state.r >= options.epochs or not missing(state, len(federation.clients)):
+        return state
+    return with_weights(federation, state, options, late=True)
+
+
+def with_weights(federation: Federation, state: State, options: Options, *, late: bool = False) -> State:
+    """The state with new mixing weights, from the reports of all clients at w.
+
+    Clients whose report is unknown, or too old, are left out: nobody learns from them, nor they from anybody.
+
+    Args:
+        late: whether only clients are asked that were away before; the share stays what it is.
+    """
     rule, batch_size = options.mixing, options.visiting.batch_size
     update = ReportGradient(rule.noise_batches, sketch=rule.sketch, chunk=batch_size)
     reports = collect_reports(
-        federation, state, update, batch_size=batch_size, compare=rule.discrepancy, extraction=options.extraction
+        federation,
+        state,
+        update,
+        batch_size=batch_size,
+        compare=rule.discrepancy,
+        extraction=options.extraction,
+        age=options.alpha_every if options.report_age is None else options.report_age,
     )
+    sent = any([gradient is not None for gradient in reports.gradients])
+    if late and not sent:
+        return replace(state, work=state.work + reports.work)
     widths = federation.own_widths(options.visiting.personal_width)
     # Complexity is that of the personal models, because those are what is trained.
-    problem = reports.zeta, reports.q, reports.n
-    how = {
-        "regularization": rule.regularization,
-        "vc": complexity.vc_of_widths(federation.slicer.scalable, widths),
-        "vc_weight": rule.vc_weight,
-        "alpha_steps": rule.alpha_steps,
-    }
-    memory, work = dict(state.memory), state.work + reports.work
+    weights = partial(
+        weights_among,
+        reports,
+        regularization=rule.regularization,
+        vc=complexity.vc_of_widths(federation.slicer.scalable, widths),
+        vc_weight=rule.vc_weight,
+        alpha_steps=rule.alpha_steps,
+    )
+    memory, work = {**state.memory, REPORTS: reports.kept}, state.work + reports.work
     share = rule.share
     # Anew with every estimate: a share counts in units of noise, and what was right before can merge groups later.
-    looks = LOOK_AHEAD not in memory or can_look_again(options.steps, batch_size)
-    if rule.share == "look-ahead" and reports.probe is not None and looks:
+    looks = LOOK_AHEAD not in memory or (not late and can_look_again(options.steps, batch_size))
+    if rule.share == "look-ahead" and reports.probe is not None and looks and sent:
         outlook = look_ahead(
             federation,
             reports,
-            lambda clients, c: mixing.weights_of(clients, *problem, **how, share=c),
+            lambda clients, c: weights(clients, share=c),
             lr=options.global_lr,
             batch_size=batch_size,
             steps=options.steps,
             r=state.r,
         )
         work += outlook.work
-        memory[LOOK_AHEAD] = {
-            "shares": torch.tensor(outlook.shares, dtype=torch.float64),
-            "losses": outlook.losses,
-            "chosen": torch.tensor(outlook.chosen),
-        }
+        if outlook.losses.numel():  # else nobody was there to answer
+            memory[LOOK_AHEAD] = {
+                "shares": torch.tensor(outlook.shares, dtype=torch.float64),
+                "losses": outlook.losses,
+                "chosen": torch.tensor(outlook.chosen),
+            }
     if rule.share == "look-ahead":
         share = chosen_share(memory)
-    solve = mixing.sparse_weights if len(federation.clients) >= mixing.SPARSE_FROM else mixing.weights
-    alpha = solve(*problem, **how, share=share)
+    alpha = weights(share=share)
     rates = visit_rates(federation, alpha, reports, options)
     return _on_tour(replace(state, alpha=alpha, work=work, memory=memory), rates)
+
+
+def weights_among(reports: Reports, clients: Sequence[int] | None = None, *, vc: Tensor | None, **rule: Any) -> Tensor:
+    """(N, N) mixing weights of the clients whose reports are known; every other client is alone.
+
+    Args:
+        clients: (M,) those whose rows (M, N) are wanted; None: all, sparse if there are many.
+        vc: (N,) see `mixing.weights`, which takes the ``rule`` too.
+    """
+    many = len(reports.n) >= mixing.SPARSE_FROM
+    if reports.known is None:
+        problem = reports.zeta, reports.q, reports.n
+        if clients is not None:
+            return mixing.weights_of(clients, *problem, vc=vc, **rule)
+        return (mixing.sparse_weights if many else mixing.weights)(*problem, vc=vc, **rule)
+    alpha, known = torch.eye(len(reports.n), dtype=torch.float64), torch.tensor(reports.known, dtype=torch.long)
+    noise_counts = isinstance(rule["regularization"], str) or (vc is not None and rule["vc_weight"] not in (0, "raw"))
+    # Those that came may all have too few samples to know any noise.
+    if len(known) and (reports.q is not None or not noise_counts):
+        q = None if reports.q is None else reports.q[known]
+        zeta, n = reports.zeta[known[:, None], known], reports.n[known]
+        alpha[known[:, None], known] = mixing.weights(zeta, q, n, vc=None if vc is None else vc[known], **rule)
+    if clients is not None:
+        return alpha[list(clients)]
+    return mixing.sparse(alpha) if many else alpha
 
 
 def _on_tour(state: State, rates: Tensor) -> State:
@@ -226,7 +278,8 @@ def visit(federation: Federation, state: State, options: Options) -> State:
         state = personal_epoch(federation, state, rounds, rule, rates=state.memory[RATES]["rate"])
         return _in_ball(federation, state, options)
     N = len(federation.clients)
-    spent = state.work.client_steps
+    # What absent clients missed is gone: the rounds of a run do not become more because somebody was away.
+    spent = state.work.client_steps + state.work.missed
     allowed = spent + (N * options.steps - spent) / (options.epochs - state.r)
     tour, t = (int(x) for x in state.memory[TOUR]["at"])
     while True:
@@ -316,13 +369,18 @@ def last_step(federation: Federation, options: Options, state: State) -> State:
             for part, j in zip(parts, hosts, strict=True)
         ]
         mixture = {name: torch.zeros_like(x) for name, x in params.items()}
-        for j, index, part, gradient in zip(hosts, indices, parts, federation.run(tasks), strict=True):
+        outcomes = federation.run(tasks, round=state.work.rounds)
+        found = [one for one in zip(hosts, indices, parts, outcomes, strict=True) if one[-1] is not None]
+        # The weights of absent hosts go to those that are there.
+        total = 1.0 if len(found) == len(hosts) else sum(weights[j] for j, *_ in found)
+        for j, index, part, gradient in found:
             for name, g in unflatten(gradient, part).items():
-                index.scatter_(name, mixture[name], weights[j] * g, accumulate=True)
+                index.scatter_(name, mixture[name], weights[j] / total * g, accumulate=True)
         v.append(check_finite(subtract(params, mixture, options.final_lr), f"final step: model {i}"))
-        moved = sum(num_bytes(part) for part in parts)
-        work += Work(visits=len(hosts), bytes_down=moved, bytes_up=moved)
-        work += federation.work_of(tasks, options.visiting.batch_size)
+        moved = sum(num_bytes(part) for _, _, part, _ in found)
+        away = len(hosts) - len(found)
+        work += Work(visits=len(found), bytes_down=moved, bytes_up=moved, skipped=away)
+        work += federation.work_of(tasks, options.visiting.batch_size, outcomes)
     # The step started from the tail average, if there is one, so the result replaces it.
     state = replace(state, v=tuple(v), tail=None, tail_count=0, work=state.work + work)
     return _in_ball(federation, state, options)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hetperm.algorithms.base import Algorithm
-from hetperm.algorithms.steps import RivalOptions, begin, in_rounds
+from hetperm.algorithms.steps import RivalOptions, apart, begin, in_rounds, or_before
 from hetperm.device.rival_updates import Envelope
-from hetperm.params import Params, mixed, num_bytes
+from hetperm.params import Params, mixed
 from hetperm.server.federation import Federation
-from hetperm.server.global_model import whole_mean
+from hetperm.server.global_model import bytes_of, whole_mean
 from hetperm.state import State, Work
 
 
@@ -54,12 +54,13 @@ def pfedme(federation: Federation, start: Params, options: Options) -> Algorithm
 
     def advance(state: State, round: int) -> State:
         outcomes = federation.train_at_home([update] * N, [state.w] * N, round=round)
-        mean = whole_mean(federation, state.w, [local for local, _ in outcomes])
+        local, theta = apart(outcomes, 2)
+        mean = whole_mean(federation, state.w, local)
         w = mixed((state.w, 1 - options.server_step), (mean, options.server_step))
         # theta stays at its client, so only w and the local models are sent.
-        moved = N * num_bytes(w)
+        moved = bytes_of(local)
         work = Work(rounds=1, bytes_down=moved, bytes_up=moved)
-        work += federation.work_at_home([update] * N, options.batch_size)
-        return replace(state, w=w, v=tuple(theta for _, theta in outcomes), work=state.work + work)
+        work += federation.work_at_home([update] * N, options.batch_size, outcomes)
+        return replace(state, w=w, v=or_before(theta, state.v), work=state.work + work)
 
     return Algorithm(partial(begin, federation, start), in_rounds(advance, options, cost=cost))

@@ -1,7 +1,8 @@
 """What the rivals of PERM share: a budget of steps, divided into rounds and epochs, and fine-tuning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
@@ -39,6 +40,16 @@ class FineTuneOptions(RivalOptions):
 def begin(federation: Federation, start: Params) -> State:
     """The state before the first round: every model is the start."""
     return State(0, start, (start,) * len(federation.clients))
+
+
+def or_before(models: Sequence[Params | None], before: Sequence[Params]) -> tuple[Params, ...]:
+    """(N,) the new model of each client; of one that was absent, the model it had before."""
+    return tuple(old if new is None else new for new, old in zip(models, before, strict=True))
+
+
+def apart(outcomes: Sequence[tuple | None], count: int) -> list[list[Any]]:
+    """``count`` lists (N,), one for each thing that a client sends; None of clients that were absent."""
+    return [[None if outcome is None else outcome[k] for outcome in outcomes] for k in range(count)]
 
 
 def num_rounds(steps: float, cost: float) -> int:
@@ -84,24 +95,31 @@ def fine_tuning(federation: Federation, options: FineTuneOptions) -> Callable[[S
     if options.fine_tune_steps == 0:
         return None
     update = Sgd(options.fine_tune_steps, options.batch_size, options.fine_tune_lr, options.step_cap)
+    # Clients that may be away are given their steps in rounds, as in training: who misses one misses K steps.
+    K, whole = options.local_steps, options.fine_tune_steps
+    pieces = [whole] if federation.presence.is_certain else [min(K, whole - done) for done in range(0, whole, K)]
 
     def finish(state: State) -> State:
-        clients = federation.clients
-        tasks = [
-            Task(
-                update,
-                params,
-                host=i,
-                seed=federation.seed_for("fine-tune", client.key),
-                width=client.width,
-                label=f"fine-tuning: client {i}",
-            )
-            for i, (client, params) in enumerate(zip(clients, state.deployed, strict=True))
-        ]
-        v = tuple(federation.train(tasks))
-        # Models are sent down and stay there, so no bytes go up. The tail average was the start of this training.
-        work = Work(rounds=1, bytes_down=sum(num_bytes(params) for params in v))
-        work += federation.work_of(tasks, options.batch_size)
+        clients, v, work, tuned = federation.clients, state.deployed, Work(), [False] * len(federation.clients)
+        for t, steps in enumerate(pieces):
+            tasks = [
+                Task(
+                    replace(update, steps=steps),
+                    params,
+                    host=i,
+                    seed=federation.seed_for("fine-tune", client.key, *([t] if t else ())),
+                    width=client.width,
+                    label=f"fine-tuning: client {i}",
+                )
+                for i, (client, params) in enumerate(zip(clients, v, strict=True))
+            ]
+            trained = federation.train(tasks, round=state.work.rounds + t)
+            work += federation.work_of(tasks, options.batch_size, trained)
+            v = or_before(trained, v)
+            tuned = [before or now is not None for before, now in zip(tuned, trained, strict=True)]
+        # Models are sent down once and stay there, so no bytes go up. The tail average was the start of this training.
+        down = sum(num_bytes(params) for params, came in zip(v, tuned, strict=True) if came)
+        work += Work(rounds=len(pieces), bytes_down=down)
         return replace(state, v=v, tail=None, tail_count=0, work=state.work + work)
 
     return finish

@@ -44,7 +44,7 @@ def show(summary: Mapping[str, Any], results: Sequence[Any]) -> None:
     if len(summary.tier_names) > 1:
         say(tables.tier_table(summary, [row for result in results for row in result.clients]))
     lines = tables.mixing_lines(summary) + tables.visit_lines(histories(results), summary.num_clients)
-    for line in lines + tables.paired_lines(summary):
+    for line in lines + tables.attendance_lines(summary) + tables.paired_lines(summary):
         say(line)
 
 

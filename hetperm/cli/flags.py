@@ -137,6 +137,8 @@ class _Read(argparse.Action):
         self._read = read
 
     def __call__(self, parser, namespace, words, option_string=None):
+        # Some versions of argparse take "--" out of what was given, and leave an empty list.
+        words = "--" if words == [] and self.nargs is None else words
         try:
             setattr(namespace, self.dest, self._read(words))
         except ValueError as error:
@@ -231,3 +233,17 @@ def _is_negative(word: str) -> bool:
 
 def _paragraph(text: str) -> str:
     return " ".join(text.split())
+
+
+def read_run(prog: str, kind: type, args: Sequence[str]) -> tuple[Path, object]:
+    """The folder of a run, the first word, and the options of the flags after it; --help prints the help and exits."""
+    parser = FlagParser(kind, prog=prog, defaults=kind())
+    parser.usage = f"{prog} RUN [FLAGS]"
+    words = list(args)
+    folder = words.pop(0) if words and not words[0].startswith("-") else None
+    given = parser.read(words)
+    if given.pop("help", False):
+        parser.exit_with_help()
+    if folder is None:
+        raise UsageError(f"which run? {prog} RUN takes the folder of one")
+    return Path(folder), kind(**given)

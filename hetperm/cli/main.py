@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, export, reproduce, resources, train
+from hetperm.cli import bench, export, join, reproduce, resources, train, who
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
@@ -20,7 +20,9 @@ from hetperm.texts import one_line, printable
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
 HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
+log = logging.getLogger(__name__)
 LONGEST = 200  # characters of a command line that are shown in an error
+LONGEST_ERROR = 1000  # characters of an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
 
@@ -36,7 +38,11 @@ def report(args: Sequence[str]) -> None:
     from hetperm.runs import files
 
     path = Path(args[0]) / page.NAME
-    files.write(path, page.render(args[0]))
+    content = page.render(args[0])
+    changed = [name for name in files.altered(path.parent) if name != page.NAME]
+    if changed:
+        log.warning("not as the run wrote it, going by %s: %s", files.CHECKSUMS, ", ".join(changed))
+    files.write(path, content)
     say(f"written to {path}")
 
 
@@ -46,6 +52,8 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
     "export": (export.main, "write clients' models as files that their devices run"),
     "report": (report, "write report.html of a run's folder anew"),
+    "join": (join.main, "let a client that was not there join a finished run"),
+    "who": (who.main, "whom a client of a run learns from, and why"),
     "bench": (bench.main, "time rounds and epochs"),
     "bench resources": (resources.main, "does the model fit each device tier?"),
 }
@@ -63,7 +71,7 @@ def script(command: Command) -> None:
 
 def _exit_with(command: Command, args: Sequence[str]) -> NoReturn:
     if threading.current_thread() is threading.main_thread():  # no other thread may set what signals do
-        for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+        for number, answer in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, as after nohup, stays so
                 signal.signal(number, answer)
     status = guarded(command, args)
@@ -76,7 +84,14 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; it ends as after Ctrl-C."""
 
 
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    # A second one ends the process at once: in the middle of cleaning up it would show a traceback.
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: Any) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
     raise Terminated
 
 
@@ -139,6 +154,8 @@ def _status(command: Command, args: Sequence[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
+    if len(sentence) > LONGEST_ERROR:  # it quotes what it was given; its beginning and its end say what is wrong
+        sentence = f"{sentence[: LONGEST_ERROR // 2]} ... {sentence[-LONGEST_ERROR // 2 :]}"
     print(f"error: {sentence}", file=sys.stderr)
     return 2
 

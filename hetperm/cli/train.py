@@ -11,7 +11,7 @@ from hetperm.config import Config
 # Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file.
 TOPICS = {
     "run": ("name", "out", "resume", "seed", "seeds", "algorithm", "baselines", "steps", "quiet"),
-    "devices": ("capacity_profile", "widths_from", "num_clients", "participation"),
+    "devices": ("capacity_profile", "widths_from", "num_clients", "participation", "trace"),
     "data": (
         *("dataset", "data_dir", "download", "partition", "samples_per_client", "validation_share", "image_size"),
         "label_mask",
@@ -22,9 +22,12 @@ TOPICS = {
         *("step_cap", "step_rule", "rate_rule", "decay", "visits", "schedule", "inplace_kd", "tail_average"),
         *("projection", "final_lr"),
     ),
+    "local steps": (
+        *("optimizer", "momentum", "weight_decay", "accumulate", "augment", "autocast", "lr_schedule", "lr_warmup"),
+    ),
     "mixing": (
         *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),
-        *("first_alpha", "alpha_every", "sketch"),
+        *("first_alpha", "alpha_every", "report_age", "sketch"),
     ),
     "computing": ("dtype", "device", "engine", "workers", "idle_models", "eval_every", "eval_finished"),
 }

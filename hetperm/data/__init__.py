@@ -5,7 +5,7 @@ scored on the whole test pool, restricted to its classes and passed through its 
 data are made from the validation pool in the same way. Where every client is a writer or user, it is scored on its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
+from hetperm.memory import GB, available_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +173,7 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         seed=wanted.seed,
         writers=train.writer,
     )
+    _check_memory(wanted, pools, shares)
     # Measured on training samples only: nothing about the test pool may reach the inputs.
     source = images.measured(source, train)
     views = Views(pools, partial(images.prepare, source=source, image_size=wanted.image_size))
@@ -212,6 +214,21 @@ def _check_sides(wanted: Wanted, shape: tuple[int, ...]) -> None:
     if turned and wanted.image_size is None and not _square(tuple(shape[2:])):
         size = "x".join(map(str, shape[2:]))
         raise ValueError(f"{wanted.name}: images of {size} change shape when turned; give --image-size")
+
+
+def _check_memory(wanted: Wanted, pools: Mapping[str, images.Images], shares: Sequence[Share]) -> None:
+    """Raise an error if resized images do not fit into memory: a side of 4096 makes gigabytes of a small set."""
+    available = available_bytes()
+    if wanted.image_size is None or available is None:
+        return
+    turns = len({share.degrees for share in shares})  # the other pools are held once for every rotation
+    count = sum([len(share.rows) for share in shares]) + turns * (len(pools["val"]) + len(pools["test"]))
+    size = 4 * count * pools["train"].x.shape[1] * wanted.image_size**2  # as float32
+    if size > available:
+        raise ValueError(
+            f"{count:,} images of {wanted.image_size}x{wanted.image_size} take {size / GB:.3g} GB and "
+            f"{available / GB:.2g} GB of memory are free; give a smaller --image-size"
+        )
 
 
 class Views:

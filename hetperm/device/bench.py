@@ -3,17 +3,20 @@
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetperm.device.augment import Augment
 from hetperm.params import Params, flat, step_size
+from hetperm.shards import Batch, Inputs, Shard, at_once, parts, read, size_of, taken
 from submodels import IndexSet, ScalableModel
 from submodels.norms import batch_statistics, has_batch_norm
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean loss of the batch
-Shard = tuple[Tensor, Tensor]  # inputs and labels
 
 CHUNK = 512  # samples run at once, unless the caller says otherwise
 ABSENT = -1e9  # the logit of a class that a client masks: no probability, and still finite
@@ -28,6 +31,8 @@ class Workbench:
         classes: (num_classes,) bool, the classes of the present host; None means all. Set for every task.
         norms: whether some layer normalises over the batch.
         shop: the benches of other widths, for updates that also train a narrower part.
+        data: where a visiting model lies, tensor by tensor, outside the autograd graph.
+        augment: a user's function that changes batches before local steps; None if there is none.
     """
 
     def __init__(self, module: nn.Module, loss: Loss, *, width: float = 1.0, shop: "Workshop | None" = None):
@@ -38,59 +43,81 @@ class Workbench:
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         self.slots = [p for p in module.parameters() if p.requires_grad]  # where a visiting model is copied to
         self.norms = has_batch_norm(module)
-        self._data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
+        self.data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy a model onto the bench."""
-        torch._foreach_copy_(self._data, [params[name] for name in self.names])
+        torch._foreach_copy_(self.data, [params[name] for name in self.names])
 
     def descend(self, gradient: tuple[Tensor, ...], lr: float, cap: float = 0.0) -> None:
         """Take one SGD step with the model on the bench, at most ``cap`` times as long as the model (`step_size`)."""
-        lr = step_size(lr, cap, self._data, gradient)
+        lr = step_size(lr, cap, self.data, gradient)
         if lr:  # a gradient that is not finite would spoil the model even with a step size of 0
-            torch._foreach_sub_(self._data, gradient, alpha=lr)
+            torch._foreach_sub_(self.data, gradient, alpha=lr)
 
     def take(self) -> Params:
         """A copy of the model on the bench."""
         return {name: p.detach().clone() for name, p in zip(self.names, self.slots, strict=True)}
 
-    def outputs(self, x: Tensor) -> Tensor:
+    @property
+    def augment(self) -> Augment | None:
+        return None if self.shop is None else self.shop.augment
+
+    def outputs(self, x: Inputs) -> Tensor:
         """The outputs of the model on the bench, with the logits of classes masked that the host does not have."""
         if not self.norms:
-            return masked(self.module(x), self.classes)
+            return masked(outputs_of(self.module, x), self.classes)
         with batch_statistics(self.module):
-            return masked(self.module(x), self.classes)
+            return masked(outputs_of(self.module, x), self.classes)
 
-    def value(self, x: Tensor, y: Tensor) -> Tensor:
+    def value(self, x: Inputs, y: Tensor) -> Tensor:
         """The mean loss of the model on the bench."""
         return self.loss(self.outputs(x), y)
 
-    def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    def gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the mean loss, parameter by parameter; zero where the loss does not depend on one."""
         return self.gradient_of(self.value(x, y))
 
-    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
+    def gradients(self, shard: Shard, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
         """Yield the gradient (d,) on each piece of the data, one at a time to save memory.
 
         Args:
-            pieces: the rows of ``x`` and ``y`` in each piece.
+            pieces: the rows of the shard in each piece.
             chunk: samples run at once.
         """
-        return (flat(self.mean_gradient(x[piece], y[piece], chunk)) for piece in pieces)
+        return (flat(self.mean_gradient(taken(shard, piece), chunk)) for piece in pieces)
 
-    def mean_gradient(self, x: Tensor, y: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    def mean_gradient(self, shard: Shard, chunk: int) -> tuple[Tensor, ...]:
         """The gradient of the mean loss, parameter by parameter, with at most ``chunk`` samples run at once.
 
-        More samples are run in pieces of half a chunk, and the gradients of the pieces are added up in place.
+        More samples are read and run in pieces of half a chunk.
         """
         # Half a chunk, because the sum of gradients is in memory beside the activations of a piece: together they take
         # no more than an ordinary step on a whole chunk. All pieces have one size, with norms at least two samples.
-        count = 1 if len(x) <= chunk else math.ceil(2 * len(x) / chunk)
-        count = min(count, max(1, len(x) // (2 if self.norms else 1)))
-        if count == 1:
-            return self.gradient(x, y)
-        for part_x, part_y in zip(x.tensor_split(count), y.tensor_split(count), strict=True):
-            (self.value(part_x, part_y) * (len(part_x) / len(x))).backward()
+        n, chunk = size_of(shard), at_once(shard, chunk)
+        count = 1 if n <= chunk else math.ceil(2 * n / chunk)
+        count = min(count, max(1, n // (2 if self.norms else 1)))
+        return self.gradient(*read(shard)) if count == 1 else self.summed_gradient(parts(shard, count), n=n)
+
+    def summed_gradient(
+        self,
+        pieces: Iterable[Batch],
+        casting: Callable[[], AbstractContextManager] = nullcontext,
+        *,
+        n: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The gradient of the mean loss over pieces, which are run one after the other and added up in place.
+
+        Args:
+            casting: makes the context in which forward passes run.
+            n: the samples of all pieces together, if these are not in memory.
+        """
+        if n is None:
+            n = sum([len(y) for _, y in pieces])
+        for x, y in pieces:
+            with casting():
+                value = self.value(x, y) * (len(y) / n)
+            value.backward()
         # Autograd leaves None where the loss does not depend on a parameter. The rest is handed over, not copied, and
         # the slots are cleared for the next caller.
         total = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.slots)
@@ -102,7 +129,7 @@ class Workbench:
         """A bench of a smaller width, loaded with the static part of this bench's model, and where that part lies."""
         part, index = self.shop.at(width), self.shop.inside(self.width, width)
         part.classes = self.classes
-        part.load({name: index.gather(name, p) for name, p in zip(self.names, self._data, strict=True)})
+        part.load({name: index.gather(name, p) for name, p in zip(self.names, self.data, strict=True)})
         return part, index
 
     def descend_part(self, part: "Workbench", index: IndexSet, gradient: tuple[Tensor, ...], lr: float, cap: float):
@@ -111,15 +138,36 @@ class Workbench:
         Args:
             part: the bench on which the part lies; the step is at most ``cap`` times as long as the part.
         """
-        lr = step_size(lr, cap, part._data, gradient)
+        lr = step_size(lr, cap, part.data, gradient)
         if not lr:
             return
-        for name, p, g in zip(self.names, self._data, gradient, strict=True):
+        for name, p, g in zip(self.names, self.data, gradient, strict=True):
             index.scatter_(name, p, -lr * g, accumulate=True)
 
     def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
         """The gradient of a number that was computed with the model on the bench."""
         return torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
+
+
+def outputs_of(module: Callable[..., Any], inputs: Inputs) -> Any:
+    """What a model makes of inputs: a tensor. Of an object with ``logits``, as Hugging Face's models return, these.
+
+    A tuple of inputs becomes the model's arguments, a dict its keyword arguments.
+    """
+    if isinstance(inputs, Tensor):
+        outputs = module(inputs)
+    elif isinstance(inputs, Mapping):
+        outputs = module(**inputs)
+    else:
+        outputs = module(*inputs)
+    return outputs if isinstance(outputs, Tensor) else logits_of(outputs)
+
+
+def logits_of(outputs: Any) -> Any:
+    """The logits in what a model returns, as an attribute or under that key; what has none is returned as it is."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
 
 
 def masked(logits: Tensor, classes: Tensor | None) -> Tensor:
@@ -136,8 +184,9 @@ class Workshop:
         loss: Loss,
         scalable: ScalableModel | None = None,
         kind: Callable[..., Workbench] = Workbench,
+        augment: Augment | None = None,
     ):
-        self.loss, self.scalable, self.kind = loss, scalable, kind
+        self.loss, self.scalable, self.kind, self.augment = loss, scalable, kind, augment
         self._benches = {1.0: kind(module, loss, shop=self)}
         self._lock = threading.Lock()  # workshops of several workers share the scalable model
 
@@ -163,7 +212,7 @@ class Workshop:
 
     def copy(self, kind: Callable[..., Workbench] | None = None) -> "Workshop":
         """A workshop for the same models with separate benches, for another worker."""
-        other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable, kind or self.kind)
+        other = Workshop(copy.deepcopy(self.full.module), self.loss, self.scalable, kind or self.kind, self.augment)
         # The copy still shares the scalable model, whose cache of parts two threads must not fill at once.
         other._lock = self._lock
         return other

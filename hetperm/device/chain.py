@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hetperm.device.bench import Loss, Workbench, masked
 from hetperm.params import Params
+from hetperm.shards import Shard, read
 
 FLATTEN = (nn.Flatten, torch.flatten, "flatten")
 NOTHING = (nn.Identity,)
@@ -99,8 +100,9 @@ class Chain(Workbench):
         """The gradient of the mean loss, parameter by parameter."""
         return tuple(g[0] for g in self._gradients(x[None], y[None]))
 
-    def gradients(self, x: Tensor, y: Tensor, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
+    def gradients(self, shard: Shard, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
         """Yield the gradient (d,) on each piece of the data. Pieces of one size are computed together."""
+        x, y = shard
         of_size = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
         stacks = []
         for members in of_size.values():
@@ -110,9 +112,9 @@ class Chain(Workbench):
         order = torch.tensor([k for members in of_size.values() for k in members]).argsort()
         return iter(stacks[0] if len(stacks) == 1 else torch.cat(stacks)[order])
 
-    def mean_gradient(self, x: Tensor, y: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    def mean_gradient(self, shard: Shard, chunk: int) -> tuple[Tensor, ...]:
         """The gradient of the mean loss, parameter by parameter. All samples are run at once, whatever the chunk."""
-        return self.gradient(x, y)
+        return self.gradient(*read(shard))
 
     def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """The gradients of the model on m batches (m, b, ...), parameter by parameter, each (m, ...)."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetperm.client import Pair, rows_of
-from hetperm.device.bench import CHUNK, Shard, Workbench
+from hetperm.device.bench import CHUNK, Workbench
 from hetperm.mixing import discrepancy
 from hetperm.params import Params, flat, unflatten
+from hetperm.shards import Batch, Shard, first, mapped, parts, size_of, taken
 
 FORWARD = 1 / 3  # what a forward pass takes of a gradient: the backward pass takes twice as much
 DIRECTIONS = "directions"  # the key in params of the directions (C, d) that a model may take
@@ -33,10 +33,9 @@ class BatchGradient:
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The gradient, parameter by parameter."""
-        x, y = shard
         bench.load(params)
-        batch = torch.randperm(len(x), generator=generator)[: self.batch_size]
-        return dict(zip(bench.names, bench.mean_gradient(x[batch], y[batch], self.chunk), strict=True))
+        batch = torch.randperm(size_of(shard), generator=generator)[: self.batch_size]
+        return dict(zip(bench.names, bench.mean_gradient(taken(shard, batch), self.chunk), strict=True))
 
     def samples(self, n: int) -> int:
         """The samples of the mini-batch."""
@@ -58,7 +57,7 @@ class FullGradient:
     ) -> Tensor:
         """(d,) the gradient."""
         bench.load(params)
-        return flat(bench.mean_gradient(*shard, self.chunk))
+        return flat(bench.mean_gradient(shard, self.chunk))
 
     def samples(self, n: int) -> int:
         """The whole shard."""
@@ -130,11 +129,11 @@ def micro_gradients(
         chunk: samples run at once.
     """
     bench.load(params)
-    x, y = shard
-    m = min(batches, max(1, len(x) // (2 if bench.norms else 1)))
+    n = size_of(shard)
+    m = min(batches, max(1, n // (2 if bench.norms else 1)))
     # Random pieces: those of a shard sorted by class would differ too much and overstate the noise.
-    pieces = torch.randperm(len(x), generator=generator).tensor_split(m)
-    return bench.gradients(x, y, pieces, chunk), [len(piece) for piece in pieces]
+    pieces = torch.randperm(n, generator=generator).tensor_split(m)
+    return bench.gradients(shard, pieces, chunk), [len(piece) for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -153,18 +152,14 @@ class MeanLoss:
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Tensor:
         """() the loss."""
-        x, y = shard
-        if 0 < self.most < len(y):
-            rows = torch.randperm(len(y), generator=generator)[: self.most]
-            x, y = x[rows], y[rows]
+        if 0 < self.most < size_of(shard):
+            shard = taken(shard, torch.randperm(size_of(shard), generator=generator)[: self.most])
         bench.load(params)
+        n = size_of(shard)
         # Equal pieces: a short last one would give a batch norm poor statistics, or a single sample.
-        pieces = math.ceil(len(x) / self.chunk)
+        pieces = parts(shard, math.ceil(n / self.chunk))
         with torch.no_grad():
-            return sum(
-                bench.value(piece_x, piece_y) * (len(piece_x) / len(x))
-                for piece_x, piece_y in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True)
-            )
+            return sum(bench.value(x, y) * (len(y) / n) for x, y in pieces)
 
     def samples(self, n: int) -> float:
         """The samples of the loss, without backward passes."""
@@ -197,21 +192,21 @@ class StepLosses:
     chunk: int = CHUNK
 
     def __call__(
-        self, bench: Workbench, params: Mapping[str, Tensor], shard: Pair, generator: torch.Generator
+        self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Tensor:
         """(C, E) the losses, in float64."""
         w = {name: params[name] for name in bench.names}
         directions = params[DIRECTIONS]
-        order = torch.randperm(len(shard[1]), generator=generator)
+        order = torch.randperm(size_of(shard), generator=generator)
         drawn = order.tensor_split(2) if self.halves else [order[: self.most]]
-        pieces = [_at(bench, rows_of(shard, rows)) for rows in drawn]
-        if min(self._judges, *(len(y) for _, y in pieces)) < (2 if bench.norms else 1):
+        if min(self._judges, *(len(rows) for rows in drawn)) < (2 if bench.norms else 1):
             return torch.zeros(len(directions), len(self.etas), dtype=torch.float64)
         if not self.halves:
-            return self._losses(bench, w, directions, pieces[0])
+            return self._losses(bench, w, directions, taken(shard, drawn[0]))
         bench.load(w)
-        gradients = [flat(bench.mean_gradient(*piece, self.chunk)) for piece in pieces]
-        sizes = [len(y) for _, y in pieces]
+        pieces = [taken(shard, rows) for rows in drawn]
+        gradients = [flat(bench.mean_gradient(piece, self.chunk)) for piece in pieces]
+        sizes = [len(rows) for rows in drawn]
         mean = sum(g * (size / sum(sizes)) for g, size in zip(gradients, sizes, strict=True))
         own = params[OWN_SHARE][:, None].to(directions)
         first, second = (
@@ -230,19 +225,22 @@ class StepLosses:
         judges = 2 * self._judges if self.halves else self._judges
         return judges * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
 
-    def _losses(self, bench: Workbench, w: Params, directions: Tensor, data: Shard) -> Tensor:
-        data = tuple(x[: self._judges] for x in data)
-        table = torch.empty(len(directions), len(self.etas), dtype=torch.float64)
+    def _losses(self, bench: Workbench, w: Params, directions: Tensor, held_out: Shard) -> Tensor:
+        held_out = first(held_out, self._judges)
+        n = size_of(held_out)
+        table = torch.zeros(len(directions), len(self.etas), dtype=torch.float64)
         with torch.no_grad():
-            for c, direction in enumerate(directions):
-                step = unflatten(direction, w)
-                for e, eta in enumerate(self.etas):
-                    bench.load({name: x - eta * step[name] for name, x in w.items()})
-                    table[c, e] = float(bench.value(*data))
+            for batch in parts(held_out, 1):
+                x, y = _at(bench, batch)  # validation data, unlike the shard, may still lie elsewhere
+                for c, direction in enumerate(directions):
+                    step = unflatten(direction, w)
+                    for e, eta in enumerate(self.etas):
+                        bench.load({name: p - eta * step[name] for name, p in w.items()})
+                        table[c, e] += float(bench.value(x, y)) * (len(y) / n)
         return torch.where(table.isfinite(), table, math.inf)
 
 
-def _at(bench: Workbench, data: Shard) -> Shard:
-    """The data on the device of the bench, measurements in its precision."""
+def _at(bench: Workbench, batch: Batch) -> Batch:
+    """The batch on the device of the bench, measurements in its precision."""
     home = bench.slots[0]
-    return tuple(x.to(home.device, home.dtype if x.is_floating_point() else None) for x in data)
+    return mapped(lambda x: x.to(home.device, home.dtype if x.is_floating_point() else None), batch)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetperm.device.bench import Shard, Workbench
+from hetperm.device.bench import Workbench
+from hetperm.device.recipe import PLAIN, Recipe, Stepper
 from hetperm.device.updates import batches
 from hetperm.params import Params, mixed
+from hetperm.shards import Batch, Shard, size_of
 
 OWN = "own "  # prefix in params of the parameters of a client's own model, which travels beside the global one
 
@@ -24,7 +26,7 @@ class Meta:
 
     Attributes:
         lr: beta.
-        inner_lr: alpha.
+        inner_lr: alpha; the step to w~ is part of the formula, and is plain whatever the recipe.
         difference: delta; None leaves h out (the first-order variant).
         cap: no step is longer than this share of the model's length; 0 is no cap.
     """
@@ -35,42 +37,39 @@ class Meta:
     inner_lr: float
     difference: float | None
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its meta-steps."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps)
         bench.load(params)
-        draws = iter(batches(len(x), self.batch_size, self.steps * self._batches_per_step, generator))
+        rows = batches(size_of(shard), self.batch_size, self.steps * self._batches_per_step, generator)
+        draws = (local.read(shard, D, generator) for D in rows)
         for _ in range(self.steps):
             w = bench.take()  # the step starts here, but its gradient is computed elsewhere
-            D = next(draws)
-            bench.descend(bench.gradient(x[D], y[D]), self.inner_lr, self.cap)
-            D = next(draws)
-            g = bench.gradient(x[D], y[D])
+            bench.descend(local.gradient(next(draws)), self.inner_lr, self.cap)
+            g = local.gradient(next(draws))
             if self.difference is not None:
-                D = next(draws)
-                h = self._hessian_times(bench, w, g, (x[D], y[D]))
+                h = self._hessian_times(local, w, g, next(draws))
                 g = tuple(a - self.inner_lr * b for a, b in zip(g, h, strict=True))
             bench.load(w)
-            bench.descend(g, self.lr, self.cap)
+            local.descend(g, self.lr, self.cap)
         return bench.take()
 
     @property
     def _batches_per_step(self) -> int:
         return 2 if self.difference is None else 3
 
-    def _hessian_times(
-        self, bench: Workbench, w: Params, g: tuple[Tensor, ...], batch: tuple[Tensor, Tensor]
-    ) -> list[Tensor]:
+    def _hessian_times(self, local: Stepper, w: Params, g: tuple[Tensor, ...], pieces: Sequence[Batch]) -> list[Tensor]:
         """The Hessian at w times g, from the difference of two gradients."""
-        sides = []
+        bench, sides = local.bench, []
         # Both sides use one batch: the noise between two batches, divided by delta, would drown the difference.
         for sign in (1, -1):
             bench.load(w)
             bench.descend(g, -sign * self.difference)
-            sides.append(bench.gradient(*batch))
+            sides.append(local.gradient(pieces))
         return [(a - b) / (2 * self.difference) for a, b in zip(*sides, strict=True)]
 
     def samples(self, n: int) -> int:
@@ -89,7 +88,7 @@ class Envelope:
     the next, as in the authors' code.
 
     Attributes:
-        lr: eta.
+        lr: eta; the step of w is part of the formula, and is plain whatever the recipe.
         prox: lambda.
         inner_lr: the step size of theta.
         cap: no step of theta is longer than this share of its length; 0 is no cap.
@@ -102,21 +101,23 @@ class Envelope:
     inner_steps: int
     inner_lr: float
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> tuple[Params, Params]:
         """The local model w, which the server averages, and the personal model theta."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps * self.inner_steps)
         bench.load(params)
         w = dict(params)
         theta = w  # from here on theta is on the bench, and w is only a dict
-        for D in batches(len(x), self.batch_size, self.steps, generator):
+        for D in batches(size_of(shard), self.batch_size, self.steps, generator):
+            pieces = local.read(shard, D, generator)
             for _ in range(self.inner_steps):
-                gradient = bench.gradient(x[D], y[D])
+                gradient = local.gradient(pieces)
                 spring = [theta[name] - w[name] for name in bench.names]
                 pulled = tuple(g + self.prox * s for g, s in zip(gradient, spring, strict=True))
-                bench.descend(pulled, self.inner_lr, self.cap)
+                local.descend(pulled, self.inner_lr, self.cap)
                 theta = bench.take()
             w = {name: value - self.lr * self.prox * (value - theta[name]) for name, value in w.items()}
         return w, theta
@@ -144,25 +145,27 @@ class Mixture:
     mix: float
     adaptive: bool
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> tuple[Params, Params, Params]:
         """The local copy of w, the client's own model u and its weight a."""
-        x, y = shard
+        of_w, of_u = (self.recipe.on(bench, self.steps) for _ in range(2))
         w = {name: params[name] for name in bench.names}
         u = {name: params[OWN + name] for name in bench.names}
         a = self.mix
-        for k, D in enumerate(batches(len(x), self.batch_size, self.steps, generator)):
+        for k, D in enumerate(batches(size_of(shard), self.batch_size, self.steps, generator)):
+            pieces = of_w.read(shard, D, generator)
             bench.load(mixed((u, a), (w, 1 - a)))
-            g = bench.gradient(x[D], y[D])
+            g = of_u.gradient(pieces)
             slope = sum(((u[name] - w[name]) * part).sum() for name, part in zip(bench.names, g, strict=True))
             # The chain rule: the mixture holds a times u, so the gradient of u is a times that of the mixture.
             bench.load(u)
-            bench.descend(g, self.lr * a, self.cap)
+            of_u.descend(g, self.lr, self.cap, scale=a)
             u = bench.take()
             bench.load(w)
-            bench.descend(bench.gradient(x[D], y[D]), self.lr, self.cap)
+            of_w.descend(of_w.gradient(pieces), self.lr, self.cap)
             w = bench.take()
             # Updated last: the gradients of the first batch were all taken with the old a.
             if self.adaptive and k == 0:
@@ -194,25 +197,26 @@ class Proximal:
     lr: float
     prox: float
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> tuple[Params, Params]:
         """The local copy of w, which the server averages, and the client's own model v."""
-        x, y = shard
-        rows = batches(len(x), self.batch_size, self.steps, generator)
+        of_w, of_v = (self.recipe.on(bench, self.steps) for _ in range(2))
+        rows = batches(size_of(shard), self.batch_size, self.steps, generator)
         bench.load(params)
         for D in rows:
-            bench.descend(bench.gradient(x[D], y[D]), self.lr, self.cap)
+            of_w.descend(of_w.gradient(of_w.read(shard, D, generator)), self.lr, self.cap)
         w = bench.take()
         v = {name: params[OWN + name] for name in bench.names}
         bench.load(v)
         for D in rows:
-            gradient = bench.gradient(x[D], y[D])
+            gradient = of_v.gradient(of_v.read(shard, D, generator))
             pulled = tuple(
                 g + self.prox * (v[name] - params[name]) for name, g in zip(bench.names, gradient, strict=True)
             )
-            bench.descend(pulled, self.lr, self.cap)
+            of_v.descend(pulled, self.lr, self.cap)
             v = bench.take()
         return w, v
 
@@ -244,21 +248,25 @@ class HeadThenBody:
     head_steps: int
     head_lr: float
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its steps."""
-        x, y = shard
+        # Two states: what has moved the classifier must not go on moving it while the body is trained.
+        body = [name for name in bench.names if name not in self.heads]
+        head, body = self.recipe.on(bench, self.head_steps, self.heads), self.recipe.on(bench, self.steps, body)
         bench.load(params)
-        for k, D in enumerate(batches(len(x), self.batch_size, self.head_steps + self.steps, generator)):
+        for k, D in enumerate(batches(size_of(shard), self.batch_size, self.head_steps + self.steps, generator)):
             of_head = k < self.head_steps
-            gradient = bench.gradient(x[D], y[D])
+            local = head if of_head else body
+            gradient = local.gradient(local.read(shard, D, generator))
             moved = tuple(
                 g if (name in self.heads) == of_head else torch.zeros_like(g)
                 for name, g in zip(bench.names, gradient, strict=True)
             )
-            bench.descend(moved, self.head_lr if of_head else self.lr, self.cap)
+            local.descend(moved, self.head_lr if of_head else self.lr, self.cap)
         return bench.take()
 
     def samples(self, n: int) -> int:
@@ -288,21 +296,22 @@ class Scaled:
     scale: float
     heads: tuple[str, ...]
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its K steps, not scaled."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps)
         v, hidden = dict(params), hidden_layers(params, self.heads)
-        for D in batches(len(x), self.batch_size, self.steps, generator):
+        for D in batches(size_of(shard), self.batch_size, self.steps, generator):
             bench.load(scaled(v, hidden, self.scale))
-            gradient = bench.gradient(x[D], y[D])
+            gradient = local.gradient(local.read(shard, D, generator))
             slope = tuple(
                 g * self.scale if name in hidden else g for name, g in zip(bench.names, gradient, strict=True)
             )
             bench.load(v)
-            bench.descend(slope, self.lr, self.cap)
+            local.descend(slope, self.lr, self.cap)
             v = bench.take()
         return v
 

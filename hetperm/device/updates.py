@@ -1,10 +1,12 @@
 """Updates: what a host does with a model it is handed. Each is a frozen callable with a name (`device.wire`).
 
 An update is called ``update(bench, params, shard, generator)``. Its fields are plain values. Tensors that it needs
-beside the model travel in ``params``. ``samples(n)`` is the number of samples it processes at a host that has n.
+beside the model travel in ``params``. ``samples(n)`` is the number of samples it processes at a host that has n. An
+update that trains has a ``recipe``, which says how its steps are taken (`device.recipe`): plain SGD, unless a run gives
+it another (`server.pace`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hetperm.device.bench import Shard, Workbench
+from hetperm.device.bench import Workbench
+from hetperm.device.recipe import PLAIN, Recipe, Stepper
 from hetperm.params import Params
+from hetperm.shards import Batch, Shard, size_of
 
 
 class Update(Protocol):
@@ -55,15 +59,16 @@ class Sgd:
     batch_size: int
     lr: float
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its K steps."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps)
         bench.load(params)
-        for batch in self.batches(len(x), generator):
-            bench.descend(bench.gradient(x[batch], y[batch]), self.lr, self.cap)
+        for batch in self.batches(size_of(shard), generator):
+            local.descend(local.gradient(local.read(shard, batch, generator)), self.lr, self.cap)
         return bench.take()
 
     def batches(self, n: int, generator: torch.Generator) -> Tensor:
@@ -89,19 +94,21 @@ class Ordered:
     lr: float
     widths: tuple[float, ...]
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its K steps."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps)
         bench.load(params)
-        for batch, width in self.draws(len(x), generator):
+        for batch, width in self.draws(size_of(shard), generator):
+            pieces = local.read(shard, batch, generator)
             if width >= bench.width:
-                bench.descend(bench.gradient(x[batch], y[batch]), self.lr, self.cap)
+                local.descend(local.gradient(pieces), self.lr, self.cap)
             else:
                 part, index = bench.narrower(width)
-                bench.descend_part(part, index, part.gradient(x[batch], y[batch]), self.lr, self.cap)
+                local.descend_part(part, index, local.gradient(pieces, on=part), self.lr, self.cap)
         return bench.take()
 
     def draws(self, n: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
@@ -141,26 +148,56 @@ class Distil:
     widths: tuple[float, ...]
     weight: float
     cap: float = 0.0
+    recipe: Recipe = PLAIN
 
     def __call__(
         self, bench: Workbench, params: Mapping[str, Tensor], shard: Shard, generator: torch.Generator
     ) -> Params:
         """The model after its K steps."""
-        x, y = shard
+        local = self.recipe.on(bench, self.steps)
         bench.load(params)
         drawing = Ordered(self.steps, self.batch_size, self.lr, self.widths)
-        for batch, width in drawing.draws(len(x), generator):
-            outputs = bench.outputs(x[batch])
-            gradient = bench.gradient_of(bench.loss(outputs, y[batch]))
+        for batch, width in drawing.draws(size_of(shard), generator):
+            pieces = local.read(shard, batch, generator)
             # The pupil is cut out before the teacher's step, so that both gradients are those of one model.
             pupil, index = bench.narrower(width)
-            target = outputs.detach().log_softmax(1)
-            answer = pupil.outputs(x[batch]).log_softmax(1)
-            lesson = pupil.gradient_of(F.kl_div(answer, target, reduction="batchmean", log_target=True))
-            bench.descend(gradient, self.lr, self.cap)
-            bench.descend_part(pupil, index, lesson, self.lr * self.weight, self.cap)
+            gradient, lesson = _lessons(local, pupil, pieces)
+            if local.plain:
+                lr = self.lr * local.next_rate()
+                bench.descend(gradient, lr, self.cap)
+                bench.descend_part(pupil, index, lesson, lr * self.weight, self.cap)
+            else:
+                # An optimizer takes one step a gradient, so it gets that of the sum of both losses.
+                pulls = local.embedded(index, lesson)
+                total = [g + self.weight * pull for g, pull in zip(gradient, pulls, strict=True)]
+                local.descend(total, self.lr, self.cap)
         return bench.take()
 
     def samples(self, n: int) -> int:
         """The samples of all steps, twice: the pupil runs them too."""
         return 2 * self.steps * min(self.batch_size, n)
+
+
+def _lessons(local: Stepper, pupil: Workbench, pieces: Sequence[Batch]) -> tuple[tuple[Tensor, ...], ...]:
+    """The gradient of the model's loss, and that of its pupil's distance to it, over the pieces of a mini-batch."""
+    bench, n = local.bench, sum([len(y) for _, y in pieces])
+    totals = None
+    for x, y in pieces:
+        with local.casting():
+            outputs = bench.outputs(x)
+            value = bench.loss(outputs, y)
+        gradient = bench.gradient_of(value)
+        with local.casting():
+            target = outputs.detach().log_softmax(1)
+            answer = pupil.outputs(x).log_softmax(1)
+            distance = F.kl_div(answer, target, reduction="batchmean", log_target=True)
+        both = (gradient, pupil.gradient_of(distance))
+        if len(pieces) == 1:
+            return both
+        shares = [torch._foreach_mul(one, len(y) / n) for one in both]
+        if totals is None:
+            totals = shares
+        else:
+            for total, share in zip(totals, shares, strict=True):
+                torch._foreach_add_(total, share)
+    return tuple(tuple(total) for total in totals)

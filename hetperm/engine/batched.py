@@ -5,11 +5,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from hetperm.client import Client
 from hetperm.device import chain
 from hetperm.device.bench import Workshop
+from hetperm.device.recipe import PLAIN
 from hetperm.device.updates import Sgd
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Failure, Task
@@ -25,6 +27,9 @@ def can_batch(clients: Sequence[Client], shop: Workshop) -> bool:
 
 
 def _layers(clients: Sequence[Client], shop: Workshop) -> list[chain.Layer] | None:
+    # Only what is in memory is stacked, and only where the model takes one tensor.
+    if not all([isinstance(client.train, tuple | list) and isinstance(client.train[0], Tensor) for client in clients]):
+        return None
     # Negative labels are left to autograd: cross-entropy ignores -100, which the written-out gradient cannot.
     labels = [client.train[1] for client in clients]
     classes = all([y.dtype == torch.int64 and y.dim() == 1 and int(y.min()) >= 0 for y in labels])
@@ -74,9 +79,9 @@ class Batched:
         self._rest.close()
 
     def _shape(self, task: Task) -> tuple | None:
-        """The key that tasks of one stack share; None for a task other than SGD on training data."""
+        """The key that tasks of one stack share; None for a task other than plain SGD on training data."""
         update = task.update
-        if not isinstance(update, Sgd) or task.part != "train":
+        if not isinstance(update, Sgd) or update.recipe != PLAIN or task.part != "train":
             return None
         # A host with fewer samples than a batch takes smaller batches, and these need a stack of their own.
         return task.width, update.steps, update.cap, min(update.batch_size, self.clients[task.host].n_train)

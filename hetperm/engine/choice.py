@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
+from hetperm.device.recipe import PLAIN, Recipe
 from hetperm.engine.batched import Batched, can_batch
 from hetperm.engine.processes import Processes, can_fork
 from hetperm.engine.sequential import Sequential
@@ -12,16 +13,16 @@ from hetperm.engine.task import Engine
 from hetperm.engine.threads import Threads, draws
 
 
-def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> str:
+def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop, recipe: Recipe = PLAIN) -> str:
     """The name of the engine for a run; an error if the one asked for cannot run this model.
 
-    "auto" takes "batched" for chains of linear layers. For other models one worker is "sequential", and several are
-    "threads", or "processes" if the model draws random numbers in training.
+    "auto" takes "batched" for chains of linear layers that are trained by plain SGD. For other models one worker is
+    "sequential", and several are "threads", or "processes" if the model draws random numbers in training.
     """
     drawing, on_cpu = draws(shop.full.module), shop.full.slots[0].device.type == "cpu"
     if kind == "auto":
         # Before the number of workers is looked at: batched sums round differently, and workers must not change a bit.
-        if can_batch(clients, shop):
+        if recipe == PLAIN and can_batch(clients, shop):
             return "batched"
         if workers == 1:
             return "sequential"

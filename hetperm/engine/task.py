@@ -33,10 +33,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """The outcome of a task that raised an error. The model is left as it was."""
+    """The outcome of a task that raised an error, or whose host is `Absent`. The model is left as it was."""
 
     task: Task
     error: Exception
+
+
+class Absent(Exception):
+    """The host of a task is not there. A round goes on without it, where any other error would end the run.
+
+    An engine that finds this out returns it as the error of a `Failure`, and has an attribute `hosts_may_be_absent`
+    that is True: then it is counted how often each client was asked.
+    """
 
 
 class Engine(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hetperm.mixing import borders
 from submodels import ScalableModel
 
 
@@ -22,6 +23,8 @@ def vc(num_params: int, num_layers: int) -> float:
         >>> vc(num_params=1024, num_layers=3)
         30720.0
     """
+    for name, value in (("num_params", num_params), ("num_layers", num_layers)):
+        borders.count(name, value, 0)
     if num_params < 1 or num_layers < 1:
         raise ValueError(
             f"a network of {num_params} parameters in {num_layers} layers has no VC dimension; both are at least 1"
@@ -38,7 +41,8 @@ def num_layers(module: nn.Module) -> int:
         >>> num_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
         2
     """
-    return sum(any(p.dim() >= 2 for p in owner.parameters(recurse=False)) for owner in module.modules())
+    owners = borders.module("the module", module).modules()
+    return sum(any(p.dim() >= 2 for p in owner.parameters(recurse=False)) for owner in owners)
 
 
 def vc_of(module: nn.Module) -> float:
@@ -50,7 +54,8 @@ def vc_of(module: nn.Module) -> float:
         >>> vc_of(nn.Linear(15, 1))
         64.0
     """
-    return vc(sum(p.numel() for p in module.parameters()), num_layers(module))
+    layers = num_layers(module)  # first, because it checks the module
+    return vc(sum(p.numel() for p in module.parameters()), layers)
 
 
 def term(vc: Tensor, n: Tensor) -> Tensor:
@@ -64,8 +69,10 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
         >>> term(torch.tensor([64.0, 64.0]), torch.tensor([4, 16]))
         tensor([4., 2.], dtype=torch.float64)
     """
-    vc, n = torch.as_tensor(vc, dtype=torch.float64), torch.as_tensor(n, dtype=torch.float64)
-    if not (vc.isfinite() & (vc >= 0)).all() or not (n > 0).all():
+    vc, n = borders.numbers("vc", vc), borders.numbers("n", n)
+    if vc.shape != n.shape:
+        raise ValueError(f"vc of shape {tuple(vc.shape)} and n of shape {tuple(n.shape)}; give one of each per client")
+    if not (vc.isfinite() & (vc >= 0)).all() or not (n.isfinite() & (n > 0)).all():
         raise ValueError(f"the complexity term needs vc >= 0 and n > 0, not vc = {vc.tolist()} and n = {n.tolist()}")
     return (vc / n).sqrt()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from hetperm.mixing import borders
 from hetperm.randomness import generator_for
 
 COLUMNS = 8192  # coordinates in one product: few enough for float32 to add up without losing digits
@@ -37,7 +38,7 @@ def pairwise(gradients: Tensor | Iterable[Tensor]) -> Tensor:
     """
     gram = rank = order = None
     dtype = torch.float32
-    for chunk in [gradients] if isinstance(gradients, Tensor) else gradients:
+    for chunk in _as_chunks(gradients):
         chunk = _checked(chunk, N=None if gram is None else len(gram))
         if chunk.shape[1] == 0:
             continue
@@ -81,7 +82,7 @@ class Distances:
     """
 
     def __init__(self, gradients: Tensor | Iterable[Tensor]):
-        chunks = [gradients] if isinstance(gradients, Tensor) else list(gradients)
+        chunks = [_checked(chunk, None) for chunk in _as_chunks(gradients)]
         chunks = [_checked(chunk, len(chunks[0])) for chunk in chunks if chunk.shape[-1]]
         if not chunks:
             raise ValueError("there are no gradients to compare")
@@ -146,8 +147,14 @@ def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":
     return pairwise(gradients).double() if N <= DENSE_UP_TO else Distances(gradients)
 
 
+def _as_chunks(gradients: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
+    if not isinstance(gradients, Tensor | Iterable):
+        raise TypeError(f"gradients is a {type(gradients).__name__}; it must be a tensor (N, d), or chunks of it")
+    return [gradients] if isinstance(gradients, Tensor) else gradients
+
+
 def _checked(chunk: Tensor, N: int | None) -> Tensor:
-    if chunk.dim() != 2 or len(chunk) == 0 or N not in (None, len(chunk)):
+    if borders.dense("a chunk of gradients", chunk).dim() != 2 or len(chunk) == 0 or N not in (None, len(chunk)):
         clients = f"{N} clients" if N else "clients"
         raise ValueError(f"gradients of shape {tuple(chunk.shape)}; every chunk must be ({clients}, coordinates)")
     return chunk.detach()
@@ -195,9 +202,15 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
         >>> sketch(torch.tensor([1.0, 2.0, 4.0]), size=4)
         tensor([-4., -1.,  0., -2.])
     """
-    if size < 1:
-        raise ValueError(f"a sketch of {size} numbers holds nothing; use 1 or more")
+    borders.count("size", size, 1)
+    borders.count("seed", seed, 0)
+    if borders.dense("gradient", gradient).dim() == 0 or not gradient.is_floating_point():
+        raise ValueError(
+            f"a gradient of shape {tuple(gradient.shape)} and {gradient.dtype}; it must be (..., d) floats"
+        )
     d = gradient.shape[-1]
+    if d == 0:
+        raise ValueError(f"a gradient of shape {tuple(gradient.shape)} has no coordinates; there is nothing to sketch")
     # Summed in float64: thousands of coordinates fall into one sum, and clients must agree on it.
     place, sign = (x.to(gradient.device) for x in _places(d, size, seed))
     rows = gradient.detach().reshape(-1, d)
@@ -234,15 +247,15 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
         >>> noise(torch.tensor([[0.0], [4.0]]), sizes=torch.tensor([3, 1]))
         3.0
     """
-    m = len(micro_gradients)
+    m = len(micro_gradients) if borders.dense("micro_gradients", micro_gradients).dim() else 0
     if micro_gradients.dim() != 2 or m == 0:
         raise ValueError(
             f"micro-gradients of shape {tuple(micro_gradients.shape)}; the noise needs (batches, coordinates)"
         )
     if m == 1:
         return math.nan
-    s = torch.ones(m) if sizes is None else torch.as_tensor(sizes)
-    if s.shape != (m,) or not (s > 0).all():
+    s = torch.ones(m) if sizes is None else borders.numbers("sizes", sizes)
+    if s.shape != (m,) or not ((s > 0) & s.isfinite()).all():
         raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
     return mean_and_noise(micro_gradients.detach(), s.tolist())[1]
 
@@ -263,6 +276,9 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
     """
     mean, total, spread = None, 0.0, 0.0
     for gradient, size in zip(gradients, sizes, strict=True):
+        if borders.dense("a gradient", gradient).dim() != 1 or not gradient.is_floating_point():
+            shape = tuple(gradient.shape)
+            raise ValueError(f"a gradient of shape {shape} and {gradient.dtype}; it must be a vector of floats")
         total += size
         if mean is None:
             mean = gradient.clone()
@@ -290,6 +306,8 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
         >>> fill_noise(torch.tensor([2.0, float("nan")]), torch.tensor([8, 1]))
         tensor([ 2., 16.])
     """
+    if borders.dense("q", q).dim() != 1 or len(q) == 0:
+        raise ValueError(f"q has shape {tuple(q.shape)}; give the noise of each client")
     unknown = q.isnan()
     if not unknown.any():
         return q
@@ -297,7 +315,12 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
         raise ValueError(
             "no client has two samples, so the noise of their gradients is unknown; give regularization as a number"
         )
-    n = torch.as_tensor(n, dtype=torch.float64, device=q.device)
+    n = borders.numbers("n", n, q.device)
+    if n.shape != q.shape or not (n.isfinite() & (n > 0)).all():
+        raise ValueError(
+            f"q of shape {tuple(q.shape)} and n of shape {tuple(n.shape)}; give the noise and the samples, above 0, of "
+            "each client"
+        )
     known = (n * q)[~unknown].tolist()
     one_sample = math.fsum(known) / len(known)  # fsum rounds once, so the order of clients cannot matter
     return torch.where(unknown, one_sample / n, q.double()).to(q.dtype)

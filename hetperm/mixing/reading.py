@@ -1,9 +1,11 @@
 """What mixing weights say: who learns from whom, how many partners a client has, how much weight is in its group."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from hetperm.mixing import borders
 
 
 def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
@@ -17,8 +19,18 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
         tensor([[0, 1, 1],
                 [0, 0, 1]])
     """
-    parts = [alpha] if isinstance(alpha, Tensor) else alpha
+    parts = _blocks([alpha] if isinstance(alpha, Tensor) else alpha)
     return torch.cat([part.to_sparse() for part in parts]).coalesce()
+
+
+def _blocks(alpha: Iterable[Tensor]) -> list[Tensor]:
+    if not isinstance(alpha, Iterable):
+        raise TypeError(f"alpha is a {type(alpha).__name__}; it must be a tensor, or blocks of its rows")
+    parts = [borders.tensor("a block of rows of alpha", part) for part in alpha]
+    if not parts or any(part.dim() != 2 or 0 in part.shape or part.shape[1] != parts[0].shape[1] for part in parts):
+        shapes = [tuple(part.shape) for part in parts]
+        raise ValueError(f"the blocks of alpha have the shapes {shapes}; they must be (rows, N)")
+    return parts
 
 
 def rows_of(alpha: Tensor) -> list[dict[int, float]]:
@@ -40,10 +52,22 @@ def rows_of(alpha: Tensor) -> list[dict[int, float]]:
 
 def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
     """The positions (2, entries) and the values of the non-zero entries, row by row."""
+    alpha = borders.square("alpha", alpha).detach()
     alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
     # A sparse tensor may store explicit zeros; those are no partners.
     keep = alpha.values() != 0
     return alpha.indices()[:, keep], alpha.values()[keep]
+
+
+def _weights(alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of alpha, whose rows must lie on the simplex."""
+    (i, j), values = _entries(alpha)
+    total = values.new_zeros(len(alpha), dtype=torch.float64).index_add_(0, i, values.double())
+    wrong = ~((total - 1).abs() < 1e-2)  # also of float16; nan is not below anything
+    if wrong.any() or not (values >= 0).all():
+        row = int(wrong.nonzero()[0]) if wrong.any() else int(i[~(values >= 0)][0])
+        raise ValueError(f"row {row} of alpha sums to {float(total[row]):g}; a row holds weights >= 0 that sum to 1")
+    return (i, j), values
 
 
 def effective_partners(alpha: Tensor) -> Tensor:
@@ -56,7 +80,7 @@ def effective_partners(alpha: Tensor) -> Tensor:
         >>> effective_partners(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
         tensor([2., 1.])
     """
-    (i, _), values = _entries(alpha)
+    (i, _), values = _weights(alpha)
     return 1 / values.new_zeros(len(alpha)).index_add_(0, i, values.square())
 
 
@@ -81,7 +105,7 @@ def self_weight(alpha: Tensor) -> float:
         >>> self_weight(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
         0.75
     """
-    (i, j), values = _entries(alpha)
+    (i, j), values = _weights(alpha)
     return float(values[i == j].double().sum()) / len(alpha)
 
 
@@ -98,11 +122,16 @@ def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
         >>> same_group_mass(torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]), ["a", "a", "b"])
         0.9166666666666666
     """
-    labels = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    borders.square("alpha", alpha)
+    if not isinstance(groups, Tensor | Iterable):
+        raise TypeError(f"groups is a {type(groups).__name__}; it must be a list of one label for each client")
+    labels = borders.numbers("groups", groups).tolist() if isinstance(groups, Tensor) else list(groups)
+    if not isinstance(labels, list) or not all(isinstance(label, Hashable) for label in labels):
+        raise TypeError("groups must be one label for each client, a number or a text")
     if len(labels) != len(alpha):
         raise ValueError(f"{len(labels)} groups for {len(alpha)} clients; give one for each")
     # Labels of any kind become numbers, which can be compared as tensors.
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     group = torch.tensor([number[label] for label in labels], device=alpha.device)
-    (i, j), values = _entries(alpha)
+    (i, j), values = _weights(alpha)
     return float(values[group[i] == group[j]].double().sum()) / len(alpha)

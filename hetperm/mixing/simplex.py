@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hetperm.mixing import borders
+
 
 def project(x: Tensor) -> Tensor:
     r"""The point of the simplex nearest to each row.
@@ -20,7 +22,7 @@ def project(x: Tensor) -> Tensor:
         tensor([[0.0000, 1.0000, 0.0000],
                 [0.2000, 0.3000, 0.5000]])
     """
-    if x.dim() == 0 or x.shape[-1] == 0:
+    if borders.dense("x", x).dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"a tensor of shape {tuple(x.shape)} has no row to project onto the simplex")
     if not x.isfinite().all():
         raise ValueError("a row with nan or inf in it has no nearest point on the simplex")

@@ -5,16 +5,18 @@ does not depend on labels.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hetperm.mixing import complexity
+from hetperm.mixing import borders, complexity
 from hetperm.mixing.discrepancy import Distances
 from hetperm.mixing.reading import sparse
 from hetperm.mixing.simplex import water_fill
+from hetperm.texts import shown
 
 ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten temporaries of 16 MB
 SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
@@ -68,8 +70,7 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         >>> descend(torch.tensor([0.0, 0.0, 9.0]), n=torch.ones(3), lam=1.0, steps=1)
         tensor([0.5000, 0.5000, 0.0000])
     """
-    if steps < 0:
-        raise ValueError(f"alpha cannot take {steps} steps; use 0 or more")
+    borders.count("steps", steps, 0)
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
         # A step goes to alpha - (c + 2 lam alpha / n) / L, L = 2 lam / n_min; what all steps share is computed once.
@@ -84,12 +85,12 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
 
 def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Tensor, lam: float | Tensor) -> Tensor:
     """``rule(c, n, lam)`` of blocks (rows, N) of the costs, each row minus its smallest cost; lam is (rows, 1)."""
-    if c.dim() == 0 or c.shape[-1] == 0:
+    if borders.dense("c", c).dim() == 0 or c.shape[-1] == 0:
         raise ValueError(f"costs of shape {tuple(c.shape)} name no client to learn from")
     shape, N = c.shape, c.shape[-1]
     # Always float64, whatever the dtype of the costs: tau is a difference of sums that nearly cancel.
     n = _samples(n, N, c.device)
-    lam = torch.as_tensor(lam, dtype=torch.float64, device=c.device)
+    lam = borders.numbers("lam", lam, c.device)
     if not (lam > 0).all():
         wrong = float(lam[~(lam > 0)].flatten()[0])
         raise ValueError(f"lam is {wrong}; the mixing problem needs a regularization above zero")
@@ -145,6 +146,9 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
     """
     zeta, q, n = _estimates(zeta, q, n)
     _check_share(share)
+    if q is None:
+        raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
+    _finite("zeta", zeta[:], range(len(zeta)))
     D = _debias(zeta, q, _owners(slice(None), n))
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
@@ -251,7 +255,7 @@ def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | Non
                 [0.2500, 0.7500, 0.0000]], dtype=torch.float64)
     """
     part = _solver(zeta, q, n, **options)
-    rows = torch.as_tensor(clients, dtype=torch.long, device=zeta.device)
+    rows = _positions(clients, zeta)
     return torch.cat([part(rows[block]) for block in _row_slices(len(rows), len(zeta))])
 
 
@@ -268,15 +272,17 @@ def _solver(
 ) -> Callable[[slice | Tensor], Tensor]:
     """A function from some rows, as a slice or as positions, to the mixing weights of these clients, (rows, N)."""
     zeta, q, n = _estimates(zeta, q, n)
-    if isinstance(regularization, str) and regularization not in ("noise", "level"):
-        raise ValueError(f"unknown regularization {regularization!r}; use 'noise', 'level' or a number above zero")
+    by_number = isinstance(regularization, int | float) and not isinstance(regularization, bool)
+    if not by_number and regularization not in ("noise", "level"):
+        raise ValueError(f"unknown regularization {shown(regularization)}; use 'noise', 'level' or a number above zero")
     if regularization == "level" and alpha_steps is not None:
         raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
     # Bad arguments raise here, before any row is asked for.
     raw = vc_weight == "raw"
-    if not (raw or (not isinstance(vc_weight, str) and vc_weight >= 0)):
-        raise ValueError(f"vc_weight is {vc_weight!r}; it must be a number, zero or more, or 'raw'")
-    by_number = not isinstance(regularization, str)
+    if not (raw or (isinstance(vc_weight, int | float) and 0 <= vc_weight <= sys.float_info.max)):
+        raise ValueError(f"vc_weight is {shown(vc_weight)}; it must be a number, zero or more, or 'raw'")
+    if alpha_steps is not None:
+        borders.count("alpha_steps", alpha_steps, 0)
     with_vc = vc is not None and (raw or vc_weight > 0)
     if q is None and ((with_vc and not raw) or not by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
@@ -289,6 +295,8 @@ def _solver(
     def part(rows: slice | Tensor) -> Tensor:
         block, owners = zeta[rows].double(), _owners(rows, n)
         _finite("zeta", block, owners.tolist())
+        if (block < 0).any():
+            raise ValueError(f"zeta holds {float(block.min())}; a squared distance is zero or more")
         c = (block if by_number else _debias(block, q, owners)) + extra
         if regularization == "level":
             return _below(c, n, torch.tensor(LEVEL * _noise_of_a_distance(zeta, q), dtype=torch.float64))
@@ -394,10 +402,13 @@ def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
         >>> spread(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), zeta, q=torch.ones(2))
         tensor([1., 0.], dtype=torch.float64)
     """
-    q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
+    alpha = borders.square("alpha", alpha).detach().double()
+    zeta, q, _ = _estimates(zeta, q, torch.ones(len(alpha)))
+    if q is None:
+        raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
     if not alpha.is_sparse:
         D = _debias(zeta[:], q, _owners(slice(None), q))
-        return ((alpha.double() @ D) * alpha).sum(1) / 2
+        return ((alpha @ D) * alpha).sum(1) / 2
     alpha = alpha.coalesce()
     (i, j), values = alpha.indices(), alpha.values()
     products = torch.empty_like(values)
@@ -417,8 +428,15 @@ def _row_slices(rows: int, N: int) -> list[slice]:
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
+def _positions(clients: Sequence[int], zeta: Tensor | Distances) -> Tensor:
+    rows = borders.numbers("clients", clients, zeta.device)
+    if rows.dim() != 1 or len(rows) == 0 or not ((rows >= 0) & (rows < len(zeta)) & (rows == rows.floor())).all():
+        raise ValueError(f"clients is {shown(clients)}; it must be a list of positions from 0 to {len(zeta) - 1}")
+    return rows.long()
+
+
 def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
-    n = torch.as_tensor(n, dtype=torch.float64, device=device)
+    n = borders.numbers("n", n, device)
     if n.shape != (N,):
         raise ValueError(f"n of shape {tuple(n.shape)} for {N} clients; give the samples of each")
     wrong = ~(n.isfinite() & (n > 0))
@@ -432,6 +450,8 @@ def _estimates(
     zeta: Tensor | Distances, q: Tensor | None, n: Tensor
 ) -> tuple[Tensor | Distances, Tensor | None, Tensor]:
     """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
+    if not isinstance(zeta, Distances):
+        borders.dense("zeta", zeta)
     if len(zeta.shape) != 2 or zeta.shape[0] != zeta.shape[1] or len(zeta) == 0:
         raise ValueError(f"zeta has shape {tuple(zeta.shape)}; it must hold the distance of every two clients")
     N = len(zeta)
@@ -439,7 +459,7 @@ def _estimates(
     zeta, n = zeta if isinstance(zeta, Distances) else zeta.detach(), _samples(n, N, zeta.device)
     if q is None:
         return zeta, None, n
-    q = torch.as_tensor(q, dtype=torch.float64, device=zeta.device)
+    q = borders.numbers("q", q, zeta.device)
     if q.shape != (N,):
         raise ValueError(f"q of shape {tuple(q.shape)} for {N} clients; give the noise of each")
     wrong = ~(q.isfinite() & (q >= 0))
@@ -450,8 +470,10 @@ def _estimates(
 
 
 def _check_share(share: float) -> None:
-    if not share >= 0:
-        raise ValueError(f"share is {share}; it must be a number of at least 0, or inf")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+        raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
+    if share > sys.float_info.max and share != math.inf:
+        raise ValueError("share is larger than any number; give inf, with which all share alike")
 
 
 def _finite(name: str, block: Tensor, owners: Sequence[int]) -> None:

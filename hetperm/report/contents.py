@@ -86,6 +86,23 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Attendance:
+    """How often clients were away, where they may be.
+
+    Attributes:
+        asked: how often a client was asked for something, on average.
+        absent: how often it was away then, on average.
+        most: the largest share of times that a client was away.
+        missed_steps: mini-batch gradients that a client did not compute because of that, on average.
+    """
+
+    asked: float | None = None
+    absent: float | None = None
+    most: float | None = None
+    missed_steps: float | None = None
+
+
+@dataclass(frozen=True)
 class Method:
     """The figures of one method; `alpha` is None if it has no mixing weights.
 
@@ -100,6 +117,7 @@ class Method:
     alpha: Mixing | None = None
     cost: Cost = Cost()
     diverged: str | None = None
+    attendance: Attendance | None = None
 
     @classmethod
     def from_json(cls, content: Row, name: str = "") -> "Method":
@@ -116,6 +134,7 @@ class Method:
             alpha=None if content.get("alpha") is None else part(Mixing, *of("alpha")),
             cost=part(Cost, *of("cost")),
             diverged=_or_none(word, content.get("diverged"), f"{name}diverged"),
+            attendance=None if content.get("attendance") is None else part(Attendance, *of("attendance")),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +144,7 @@ class Method:
             "tiers": {name: dict(vars(tier)) for name, tier in self.tiers.items()},
             "alpha": None if self.alpha is None else dict(vars(self.alpha)),
             "cost": dict(vars(self.cost)),
+            **({} if self.attendance is None else {"attendance": dict(vars(self.attendance))}),
             **({} if self.diverged is None else {"diverged": self.diverged}),
         }
 

@@ -54,7 +54,7 @@ def _template() -> Template:
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
 EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "methods gains tiers mixing profile resources several seeds seed_pages clients epochs config".split()
+    "methods gains attendance tiers mixing profile resources several seeds seed_pages clients epochs config".split()
 )
 
 
@@ -67,6 +67,7 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "algorithm": summary.algorithm,
         "methods": tables.closing_grid(summary),
         "gains": tables.paired_lines(summary),
+        "attendance": tables.attendance_lines(summary),
         "tiers": tables.tier_grid(summary, clients) if summary.tier_names else None,
         "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
@@ -108,7 +109,7 @@ def about(contents: Contents) -> str:
     against = f" against {_listed(list(summary.baselines))}" if summary.baselines else ""
     seeds = summary.seeds or ["-" if summary.seed is None else summary.seed]
     parts = [
-        f"data {summary.dataset}" + (f" ({settings['partition']})" if "partition" in settings else ""),
+        f"data {summary.dataset}{_divided(contents)}",
         f"{summary.num_clients} clients",
         f"model {settings['model']}" if "model" in settings else "",
         f"capacity profile {summary.capacity_profile}" if summary.capacity_profile else "",
@@ -116,6 +117,14 @@ def about(contents: Contents) -> str:
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
     ]
     return f"{summary.algorithm}{against}: {', '.join(filter(None, parts))}."
+
+
+def _divided(contents: Contents) -> str:
+    """How the data are divided: the partition, or for a user's own data how many samples there are."""
+    if "partition" in contents.settings:
+        return f" ({contents.settings['partition']})"
+    samples = [row.get("n_train") for rows in contents.clients[:1] for row in rows]
+    return f" ({int(sum(samples)):,} training samples)" if samples and None not in samples else ""
 
 
 def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:

@@ -77,6 +77,16 @@ def mixing_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def attendance_lines(summary: Summary) -> list[str]:
+    """One line per method about how often clients were away; none where nobody could be."""
+    found = {name: method.attendance for name, method in summary.methods.items() if method.attendance is not None}
+    return [
+        f"{name}: a client was away {_fixed(one.absent, 0)} of {_fixed(one.asked, 0)} times (at most "
+        f"{_fixed(100 * one.most, 0)}% of them) and missed {_fixed(one.missed_steps, 0)} steps"
+        for name, one in found.items()
+    ]
+
+
 def share_sentence(share: float) -> str:
     """What the look ahead chose, in words.
 

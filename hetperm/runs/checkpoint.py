@@ -17,7 +17,7 @@ from torch import Tensor
 from hetperm.runs.files import subfolder, write, write_at
 from hetperm.state import State, Work
 
-FORMAT = 2
+FORMAT = 3
 Refuse = Callable[[Mapping[str, Any]], str | None]
 _ENTRY = "hetperm checkpoint"  # the only metadata entry: safetensors does not fix the order of several
 _BLANK = b"0" * 64  # stands in the place of the checksum while it is computed
@@ -205,7 +205,8 @@ def _restored(content: Mapping[str, Any], tensors: Mapping[str, Tensor], history
 def _wrong(saved: Saved) -> str | None:
     """What is of the wrong kind in a checkpoint, in words; None if all is as a run writes it."""
     state = saved.state
-    counts = [state.r, state.tail_count, *vars(state.work).values()]
+    work = state.work
+    counts = [state.r, state.tail_count, *work.figures.values(), work.missed, *work.asked, *work.absent]
     kinds = {
         "counts": all([_is_count(value) for value in counts]) and isinstance(state.r, int),
         "w": _is_model(state.w),
@@ -305,7 +306,7 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor], tables: Sequence[Mappin
         case {"work": counts}:
             if counts.keys() != {one.name for one in fields(Work)}:
                 raise ValueError("counts of the work")
-            return Work(**counts)
+            return Work(**{name: tuple(x) if isinstance(x, list) else x for name, x in counts.items()})
         case [*items]:
             return tuple(_unpacked(item, tensors, tables) for item in items)
     return value

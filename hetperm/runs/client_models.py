@@ -14,7 +14,9 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from hetperm import __version__
+from hetperm.device.bench import logits_of
 from hetperm.runs import files
+from hetperm.shards import Inputs
 from hetperm.texts import shown
 from submodels import IndexSet, ScalableModel, zoo
 from submodels.skeleton import named_tensors
@@ -40,7 +42,7 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
         module: the plain module of the client's width, on any device.
         manifest: what is needed to load the model. `architecture`: {"name", "in_channels", "num_classes", "image_size",
             "options"} as for `zoo.build`, or {"class": qualified name} for a user's own model. `width`. `input`: the
-            shape of one sample. `input_dtype`, unless inputs are floats. `kept` and, if they are not those of the
+            shape of one sample, and `input_dtype` (`input_of`). `kept` and, if they are not those of the
             width, `counts`: see `channels`. Other entries are kept as JSON; numbers that are not finite become null.
     """
     i = operator.index(i)
@@ -67,6 +69,23 @@ def channels(index: IndexSet) -> dict[str, Any]:
     """
     named = zip(index.axis_map.groups, index.kept, strict=True)
     return {"counts": list(index.counts), "kept": {group.name: _runs(kept.tolist()) for group, kept in named}}
+
+
+def input_of(inputs: Inputs) -> dict[str, Any]:
+    """`input` and `input_dtype` of a manifest: the shape of one sample and its type, unless that is a float.
+
+    Of several inputs, `input` is a list or a table of such pairs, each of its own.
+
+    Example:
+        >>> input_of(torch.zeros(5, 3)), input_of({"ids": torch.zeros(5, 8, dtype=torch.long)})
+        ({'input': [3]}, {'input': {'ids': {'input': [8], 'input_dtype': 'int64'}}})
+    """
+    if isinstance(inputs, Tensor):
+        kind = {} if inputs.is_floating_point() else {"input_dtype": str(inputs.dtype).removeprefix("torch.")}
+        return {"input": list(inputs.shape[1:]), **kind}
+    if isinstance(inputs, Mapping):
+        return {"input": {name: input_of(x) for name, x in inputs.items() if isinstance(x, Tensor)}}
+    return {"input": [input_of(x) for x in inputs if isinstance(x, Tensor)]}
 
 
 def load_client(
@@ -201,8 +220,8 @@ def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         "hetperm": isinstance(manifest["hetperm"], str),
         "architecture": isinstance(architecture, dict) and _is_architecture(architecture),
         "width": isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1,
-        "input": _are_sizes(manifest["input"]),
-        "input_dtype": isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype),
+        "input": _is_input({"input": manifest["input"]}),
+        "input_dtype": _is_dtype(dtype),
         "counts": counts is None or _are_sizes(counts),
     }
     for key, fine in right.items():
@@ -218,6 +237,21 @@ def _is_architecture(table: Mapping[str, Any]) -> bool:
     sizes = [table.get("in_channels", 1), table.get("num_classes", 1)]
     sizes += sides if isinstance(sides, list) else [] if sides is None else [sides]
     return _are_sizes(sizes) and max(sizes) <= _LARGEST and isinstance(table.get("options", {}), dict)
+
+
+def _is_input(table: Any) -> bool:
+    """Whether a table describes inputs as `input_of` does."""
+    if not isinstance(table, dict) or "input" not in table:
+        return False
+    value = table["input"]
+    several = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(several, list) and several and all([isinstance(one, dict) for one in several]):
+        return all([_is_input(one) for one in several])
+    return _are_sizes(value) and _is_dtype(table.get("input_dtype", "float32"))
+
+
+def _is_dtype(name: Any) -> bool:
+    return isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)
 
 
 def _are_sizes(value: Any) -> bool:
@@ -244,7 +278,8 @@ def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, 
         return Template(model.model if isinstance(model, ScalableModel) else model)
     if not isinstance(model, ScalableModel):
         try:
-            model = ScalableModel(model, _example(manifest, model))
+            example = _example(manifest, model)
+            model = ScalableModel(model, example, outputs=None if isinstance(example, Tensor) else logits_of)
         except ValueError as error:
             raise _misfit(str(error), manifest, given=given) from error
     counts = manifest.get("counts") or model.axis_map.counts(manifest["width"])
@@ -254,11 +289,20 @@ def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, 
     return model.template_of(counts)
 
 
-def _example(manifest: Mapping[str, Any], model: nn.Module) -> Tensor:
+def _example(manifest: Mapping[str, Any], model: nn.Module) -> Inputs:
     """A batch of one sample, in the precision of the model."""
-    dtype = getattr(torch, manifest.get("input_dtype", "float32"))
     weight = next(model.parameters(), torch.empty(0))
-    return torch.zeros(1, *manifest["input"], dtype=weight.dtype if dtype.is_floating_point else dtype)
+
+    def made(table: Mapping[str, Any]) -> Inputs:
+        several = table["input"]
+        if isinstance(several, dict):
+            return {name: made(one) for name, one in several.items()}
+        if several and isinstance(several[0], dict):
+            return tuple(made(one) for one in several)
+        dtype = getattr(torch, table.get("input_dtype", "float32"))
+        return torch.zeros(1, *several, dtype=weight.dtype if dtype.is_floating_point else dtype)
+
+    return made(manifest)
 
 
 def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any], *, given: bool) -> None:

@@ -1,11 +1,12 @@
 """Evaluation of a model on one client's data, and the figures of a run over all clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from hetperm.client import Pair, View
+from hetperm.device.bench import outputs_of
+from hetperm.shards import Inputs, Shard, batches_of, mapped, size_of
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, la
 
 def evaluate(
     model: nn.Module | Callable[[Tensor], Tensor],
-    pair: Pair,
+    pair: Shard | None,
     *,
     loss: Callable[[Tensor, Tensor], Tensor],
     metric: Callable[[Tensor, Tensor], Tensor],
@@ -62,12 +63,12 @@ def evaluate(
     A module is put into evaluation mode and back again. Data are moved to its device and precision.
 
     Args:
-        pair: inputs (n, ...) and labels (n, ...); a view is read batch by batch.
+        pair: inputs (n, ...) and labels (n, ...); views and stored samples are read batch by batch.
         loss: (outputs, labels) -> mean over the batch.
         metric: (outputs, labels) -> mean over the batch.
         batch_size: samples run at once.
     """
-    if pair is None or len(pair[1]) == 0:
+    if pair is None or size_of(pair) == 0:
         raise ValueError("there is no data to evaluate on; this client has no val or test set")
     totals, count = [0.0, 0.0], 0
     # Each part has its own flag: a module in training mode may hold parts that are frozen in evaluation mode.
@@ -77,9 +78,9 @@ def evaluate(
         for part, _ in flags:
             part.training = False
         with torch.inference_mode():
-            for x, y in _batches(pair, batch_size):
+            for x, y in batches_of(pair, batch_size):
                 x, y = _at_home(x, home), _at_home(y, home)
-                outputs = model(x)
+                outputs = outputs_of(model, x)
                 for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
                     # Weighted by size, because the last batch may be smaller.
                     totals[k] += _one_number(figure(outputs, y), name) * len(y)
@@ -98,15 +99,8 @@ def _one_number(value: Tensor | float, name: str) -> float:
     return float(value)
 
 
-def _batches(pair: Pair, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(pair, View):
-        return pair.batches(size)
-    x, y = pair
-    return zip(x.split(size), y.split(size))
-
-
-def _at_home(tensor: Tensor, home: Tensor | None) -> Tensor:
-    """The tensor on the device of the model, floats in its precision; whole numbers keep their type."""
+def _at_home(inputs: Inputs, home: Tensor | None) -> Inputs:
+    """The inputs on the device of the model, floats in its precision; whole numbers keep their type."""
     if home is None:
-        return tensor
-    return tensor.to(home.device, home.dtype if tensor.is_floating_point() else None)
+        return inputs
+    return mapped(lambda x: x.to(home.device, home.dtype if x.is_floating_point() else None), inputs)

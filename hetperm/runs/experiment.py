@@ -17,24 +17,31 @@ import torch
 from torch import Tensor, nn
 
 import hetperm
-from hetperm.algorithms.perm import LOOK_AHEAD
+from hetperm.algorithms.perm import LOOK_AHEAD, chosen_share
 from hetperm.client import Client
-from hetperm.config import Config, read
+from hetperm.config import Config
+from hetperm.config import read as read_toml
+from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss
-from hetperm.methods import check_method_tables
+from hetperm.methods import METHODS, check_method_tables
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, memory, training
+from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.export.export import Exported, export_result
 from hetperm.runs.export.options import Options as ExportOptions
+from hetperm.runs.join import Joined
 from hetperm.runs.scores import load_for_evaluation
+from hetperm.runs.server_file import Server
 from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
+from hetperm.server.estimate import NEVER, REPORTS
+from hetperm.shards import first, read
 from hetperm.state import State
-from submodels import WHOLE
+from hetperm.texts import shown
+from submodels import WHOLE, Budget
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +105,41 @@ class Result:
         """The metrics of the algorithm, one row per epoch."""
         return self.main.history
 
+    def join(self, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
+        """Let a client join that was not there: it gets a model made of those it learns from, and nobody else is asked.
+
+        If the run has a folder, the client is written as one more of its clients.
+
+        Args:
+            client: its data, and its width.
+            budget: what its device can afford; its width is then the largest of the run's that fits.
+            steps: SGD steps that it takes on its own data at the end.
+        """
+        if self.folder is not None:
+            shop = self.setting.shop
+            return join.join(
+                self.folder,
+                client,
+                budget=budget,
+                steps=steps,
+                model=shop.full.module,
+                loss=shop.loss,
+                metric=self.setting.metric,
+            )
+        server = _server(self)
+        if server is None or self.setting.config.discrepancy != "probe":
+            raise ValueError(
+                "the run has no reports at a common model; perm with discrepancy 'probe' has, if it estimates weights"
+            )
+        sample, widths = self.setting.clients[0].train[0].shape[1:], self.main.widths
+        run = join.Run(self.setting, server, widths, self.setting.tiers, sample, self.state.deployed.__getitem__)
+        return join.added(run, client, budget=budget, steps=steps)
+
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
+        clients = len(self.setting.clients)
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < clients:
+            raise ValueError(f"there is no client {shown(i)}; they are numbered from 0 to {clients - 1}")
         bench = self.setting.shop.at(self.main.widths[i])
         # On one thread, so that the statistics of its norms are those that it was scored with.
         with one_thread():
@@ -124,7 +164,7 @@ def run(config: Config, *, on_epoch: OnEpoch | None = None, on_start: OnStart | 
         on_epoch: called with the method and the row of metrics after every epoch of every method.
         on_start: called once with the setting, before anything is trained.
     """
-    if config.seeds:
+    if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
     name = run_name(config)
@@ -141,22 +181,25 @@ def fit(
     *,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    augment: Augment | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
 
     Args:
-        model: any module; training begins from its weights, and the module itself is not changed.
+        model: any module that returns a tensor, or an object with ``logits``; training begins from its weights, and the
+            module itself is not changed.
         clients: their shards and widths. A client without test data is trained but not scored.
         config: how to train. Its settings of data, model and capacity profile are not used.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
         metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
+        augment: (inputs, labels, generator) -> both, changed at random, for local steps only. It draws from the
+            generator of the task, or from torch's own, which is seeded for the task.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
-    config = Config() if config is None else config
-    if not isinstance(config, Config):
-        raise TypeError(f"the configuration is a {type(config).__name__}; fit takes a hetperm.Config")
-    for name, function in (("loss", loss), ("metric", metric), ("on_epoch", on_epoch)):
+    config = _checked(Config() if config is None else config)
+    functions = {"loss": loss, "metric": metric, "augment": augment, "on_epoch": on_epoch}
+    for name, function in functions.items():
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
@@ -167,14 +210,14 @@ def fit(
         raise TypeError(f"clients is a {type(clients).__name__}; fit takes a list of hetperm.Client")
     if not clients:
         raise ValueError("there are no clients; give at least one")
-    strange = next((client for client in clients if not isinstance(client, Client)), None)
-    if strange is not None:
-        raise TypeError(f"a client is a {type(strange).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
+    strange = [client for client in clients if not isinstance(client, Client)]
+    if strange:
+        raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
-    config = config.override(num_clients=len(clients), dataset=OWN)
+    config = config.override(num_clients=len(clients), dataset=OWN, model=type(model).__name__)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
-    setting = from_model(model, clients, config, loss=loss, metric=metric)
+    setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
     with nullcontext() if config.out is None else _opened(setting.config) as folder:
         return _execute(setting, folder, on_epoch)
 
@@ -186,7 +229,7 @@ def sweep(
 
     A seed with which the algorithm diverges has no result: the aggregate is that of the others, and says so.
     """
-    if not config.seeds:
+    if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
     name = run_name(config)
@@ -231,6 +274,12 @@ def _seed_row(result: Result) -> dict[str, Any]:
     return {"seed": summary["seed"], **figures}
 
 
+def _checked(config: Any) -> Config:
+    if not isinstance(config, Config):
+        raise TypeError(f"the configuration is a {type(config).__name__}; give a hetperm.Config")
+    return config
+
+
 def run_name(config: Config) -> str:
     """The name of the run folder in runs/."""
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
@@ -247,7 +296,7 @@ def _opened(config: Config, name: str = "") -> Iterator[Path]:
     with files.locked(folder):
         if path.exists():
             # Downloading changes no data, so it may differ.
-            difference = checkpoint.changed(read(path), tomllib.loads(text), ignore=("download",))
+            difference = checkpoint.changed(read_toml(path), tomllib.loads(text), ignore=("download",))
             if difference:
                 raise ValueError(f"{folder} cannot be resumed: {difference}")
             files.tidy(folder)
@@ -296,6 +345,10 @@ def _execute(
         _write_profile(setting, folder)
         _write(result)
         _save_models(result)
+        server = _server(result)
+        if server is not None:
+            server_file.save(folder, server)
+        joined.extend_tables(folder, trained=len(result.clients))  # clients may have joined before a file was lost
         blocks = coverage_of(main)
         if blocks is not None:
             files.write_csv(folder / "coverage.csv", blocks)
@@ -350,6 +403,12 @@ def _train(
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
+    if METHODS[name].mixes and now.state.work.visits == 0 and training.DIVERGED not in (now.extra or {}):
+        log.warning(
+            "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
+            "host was there; raise --steps or --participation",
+            name,
+        )
     return training.trained(setting, name, now, before)
 
 
@@ -403,6 +462,26 @@ def _epoch_rows(rival: Trained) -> list[Mapping[str, Any]]:
     return [*rival.history, *last]
 
 
+def _server(result: Result) -> Server | None:
+    """What a client needs that joins later; None if the method collects no reports."""
+    state, config = result.state, result.setting.config
+    kept = state.memory.get(REPORTS)
+    if kept is None:
+        return None
+    age = config.alpha_every if config.report_age is None else config.report_age
+    epoch, since = kept["epoch"], kept["since"]
+    return Server(
+        state.w,
+        kept["gradient"],
+        kept["noise"],
+        torch.tensor([client.n_train for client in result.setting.clients]),
+        (epoch != NEVER) & ((epoch >= since) | (since - epoch <= age)),
+        min(client.width for client in result.setting.clients),
+        chosen_share(state.memory) if config.share == "look-ahead" else float(config.share),
+        result.main.method,
+    )
+
+
 def _save_models(result: Result) -> None:
     """Write every personal model to models/, with its manifest."""
     for i in range(len(result.clients)):
@@ -413,13 +492,11 @@ def _manifest(result: Result, i: int) -> dict[str, Any]:
     """The manifest of client i's model."""
     setting, row = result.setting, result.clients[i]
     client, width = setting.clients[i], result.main.widths[i]
-    index, x = setting.slicer.index(width), client.train[0]
+    index = setting.slicer.index(width)
     manifest: dict[str, Any] = {"architecture": setting.architecture, "width": width}
     if index is not WHOLE:
         manifest |= client_models.channels(index)
-    manifest["input"] = list(x.shape[1:])
-    if not x.is_floating_point():
-        manifest["input_dtype"] = str(x.dtype).removeprefix("torch.")
+    manifest |= client_models.input_of(read(first(client.train, 1))[0])
     if client.classes is not None:
         manifest["classes"] = client.classes.nonzero().flatten().tolist()
     return manifest | {

@@ -30,7 +30,8 @@ except ImportError:  # Windows
 RUNS = Path("runs")
 CHECKSUMS = "checksums.txt"
 CLOCK = "timing.json"  # depends on the clock, so it has no checksum: equal runs have equal checksums
-_RESULTS = {".toml", ".csv", ".json", ".npy", ".npz", ".png", ".html"}  # endings of the files in a run's folder
+# Endings of the files in a run's folder.
+_RESULTS = {".toml", ".csv", ".json", ".npy", ".npz", ".png", ".html", ".safetensors"}
 _PART = ".hetperm-part"  # ends the name of a file until it is complete
 # A new file, and no link that somebody else put in its place; Windows has no such links, and needs to be told of bytes.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -47,6 +48,7 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     it is the one of the highest number, or a new one if there is none.
     """
     if out is not None:
+        out = Path(os.path.expanduser(out))  # which leaves the ~ of nobody as it is
         if not resume and (out.exists() or out.is_symlink()):
             go_on = ", or go on with that run by --resume" if (out / "config.toml").exists() else ""
             raise FileExistsError(f"{out} exists; name another folder with --out{go_on}")
@@ -321,6 +323,15 @@ def is_whole(folder: Path) -> bool:
     """Whether a run has written all its files, and all are as it wrote them."""
     path = folder / CHECKSUMS
     return path.is_file() and path.read_bytes() == _checksums(folder).encode() and _is_json(folder / CLOCK)
+
+
+def altered(folder: Path) -> list[str]:
+    """The files that are not as the run wrote them, or are gone; none if it was never finished."""
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return []
+    stated, now = path.read_text(errors="replace").splitlines(), _checksums(folder).splitlines()
+    return sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}})
 
 
 def _is_json(path: Path) -> bool:

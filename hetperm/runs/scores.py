@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 
 from hetperm.client import Client
-from hetperm.device.bench import CHUNK, Workbench, masked
+from hetperm.device.bench import CHUNK, Workbench, masked, outputs_of
 from hetperm.params import NotFinite, Params
 from hetperm.runs.evaluate import evaluate, summarise
 from hetperm.runs.setting import Setting
+from hetperm.shards import parts
 from submodels.norms import recalibrate
 
 Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracies and losses, one per client
@@ -17,7 +18,9 @@ def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> Non
     """Load a client's model onto the bench, with the norm statistics of the client's own training data."""
     # Of training data, because statistics of test data would tell the model about what it is scored on.
     bench.load(params)
-    recalibrate(bench.module, client.train[0].tensor_split(math.ceil(client.n_train / CHUNK)))
+    # One part at a time, so that a shard larger than memory is never read as a whole.
+    inputs = (x for x, _ in parts(client.train, math.ceil(client.n_train / CHUNK)))
+    recalibrate(bench.module, inputs, run=lambda x: outputs_of(bench.module, x))
 
 
 def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm import data, profile
+from hetperm import data, profile, trace
 from hetperm.client import Client
-from hetperm.config import Config
+from hetperm.config import OWN, Config
 from hetperm.data import Problem
 from hetperm.data.images import Preparation
-from hetperm.device.bench import Loss, Workshop
+from hetperm.device.augment import OWN as OWN_AUGMENT
+from hetperm.device.augment import Augment
+from hetperm.device.bench import Loss, Workshop, logits_of, outputs_of
+from hetperm.device.recipe import Recipe
 from hetperm.engine.choice import choose
 from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
@@ -24,22 +27,28 @@ from hetperm.mixing import complexity
 from hetperm.params import Params
 from hetperm.profile import Profile
 from hetperm.randomness import seed_for
+from hetperm.runs import rehearsal
 from hetperm.runs.evaluate import accuracy
+from hetperm.runs.rehearsal import Metric, at_model
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
+from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
-from hetperm.texts import one_line, shown
+from hetperm.shards import Inputs, Shard, Stored, first, labels_of, mapped, read
+from hetperm.texts import one_line
 from submodels import ScalableModel, zoo
-from submodels.cost import count
-from submodels.norms import check_batch, has_batch_norm
+from submodels.cost import Cost, count
+from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
-OWN = "own"  # the name of the data set in `fit`
 # Step sizes of the global model: of linear layers only, with convolutions over time, and of all others.
 RATES = {"linear": 0.5, "time": 0.3, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
+# What is left of them with another optimizer: directions that add up are longer, and those of adamw are nearly signs.
+OF_OPTIMIZER = {"sgd": 1, "momentum": 1 / 3, "adamw": 1 / 50}
+# Names of optimizers in `submodels.cost`.
+COSTED = {"sgd": "sgd", "momentum": "sgd-momentum", "adamw": "adamw"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Setting:
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
         architecture: the description from which `load_client` builds the model.
+        presence: who is there in which round.
         preparation: how stored values became inputs of the model; None if they are inputs as they are.
         class_names: the name of every class; empty if the data have none.
     """
@@ -69,13 +79,14 @@ class Setting:
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    presence: Presence = EVERYBODY
     preparation: Preparation | None = None
     class_names: tuple[str, ...] = ()
 
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
         config = config.override(device=self.config.device)
-        return replace(self, config=with_rates(config, self.shop.full.module))
+        return replace(self, config=with_rates(config, self.shop.full.module), presence=_presence(config))
 
     @property
     def slicer(self) -> Slicer:
@@ -105,6 +116,18 @@ class Setting:
         sizes = "" if widths == [1.0] else f", trained at widths {', '.join(f'{width:g}' for width in widths)}"
         return f"{data}; {model} with {size:,} parameters{sizes}; {config.dtype} on {config.device}"
 
+    @property
+    def recipe(self) -> Recipe:
+        """How local steps are taken."""
+        return recipe_of(self.config, own_augment=self.shop.augment is not None)
+
+    @property
+    def plain_lr(self) -> float:
+        """The step size of plain gradient steps of the server: that of local steps, if these are SGD."""
+        if self.config.optimizer == "sgd":
+            return self.config.global_lr
+        return RATES[_kind(self.shop.full.module)]
+
     def num_params(self, width: float) -> int:
         """The number of parameters of a model of this width."""
         if self.shop.scalable is None:
@@ -114,7 +137,7 @@ class Setting:
     def macs(self, width: float) -> int:
         """The multiply-adds of the forward pass of one sample at this width."""
         if self.shop.scalable is None:
-            return count(self.shop.full.module, _example(self.shop.full.module, self.clients[0]), batch_size=2).macs
+            return _counted(self.shop.full.module, self.clients[0], batch_size=2).macs
         return self.shop.scalable.cost(width, batch_size=2).macs
 
     def model_widths(self, name: str) -> list[float]:
@@ -134,7 +157,7 @@ class Setting:
             self,
             # The smallest model is the global model of these methods, so all clients hold all of it.
             clients=tuple(replace(client, width=1.0) for client in self.clients),
-            shop=Workshop(copy.deepcopy(bench.module), bench.loss),
+            shop=Workshop(copy.deepcopy(bench.module), bench.loss, augment=self.shop.augment),
             start=fresh_model(self.slicer, min(widths), self.start, seed=self.config.seed),
         )
 
@@ -147,8 +170,8 @@ class Setting:
 
     def found_heads(self) -> tuple[str, ...]:
         """Names of the classifier's trained parameters; empty if the model has no linear layer for its outputs."""
-        module, x = self.shop.full.module, self.clients[0].train[0]
-        heads = zoo.classifier(module, _num_outputs(module, x))
+        module = self.shop.full.module
+        heads = zoo.classifier(module, _num_outputs(module, self.clients[0]))
         return tuple(name for name in heads if name in self.start)
 
 
@@ -160,6 +183,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         tiers: the capacity profile; the one that the configuration names unless given.
     """
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
+    _presence(config)  # called for its error, before the data are read
     problem = problem_of(config)
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = _placed(build(config, sizes), config)
@@ -172,14 +196,14 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         log.warning("%s", untrained)
     shop = Workshop(model, F.cross_entropy, scalable)
     setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
-    size = config.batch_size
-    whole = count(model, _example(model, clients[0]), batch_size=size) if scalable is None else None
+    step = step_of(config)
+    whole = _counted(model, clients[0], **step) if scalable is None else None
     if config.start == "nested":
         widths = [client.width for client in setting.clients]
         setting = replace(setting, start=nested_start(setting.slicer, widths, setting.start, seed=config.seed))
     return replace(
         setting,
-        profile=tuple(profile.table(tiers, assigned, scalable, batch_size=size, whole=whole)),
+        profile=tuple(profile.table(tiers, assigned, scalable, whole=whole, **step)),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
         preparation=problem.preparation,
         class_names=problem.class_names,
@@ -216,25 +240,115 @@ def _tiers_for(
     remedy = "--capacity-profile homogeneous" + (" --widths-from profile" if by_budget else "")
     scalable = _scalable(model, problem.clients[0], remedy)
     if by_budget:
-        tiers = profile.solved(tiers, scalable, batch_size=config.batch_size)
+        tiers = profile.solved(tiers, scalable, **step_of(config))
     return tiers, assigned, scalable
 
 
+def step_of(config: Config) -> dict[str, Any]:
+    """What decides the memory of a local step, as `submodels.cost` takes it."""
+    return {
+        "batch_size": config.batch_size,
+        "optimizer": COSTED[config.optimizer],
+        "accumulate": config.accumulate,
+    }
+
+
+def recipe_of(config: Config, *, own_augment: bool = False) -> Recipe:
+    """How local steps are taken under a configuration.
+
+    Args:
+        own_augment: whether samples are changed by a user's own function.
+    """
+    return Recipe(
+        optimizer=config.optimizer,
+        momentum=config.momentum if config.optimizer == "momentum" else Recipe.momentum,
+        weight_decay=config.weight_decay,
+        accumulate=config.accumulate,
+        autocast=config.autocast,
+        augment=OWN_AUGMENT if own_augment else config.augment,
+        schedule=config.lr_schedule,
+        warmup=config.lr_warmup,
+    )
+
+
 def from_model(
-    model: nn.Module, clients: Sequence[Client], config: Config, *, loss: Loss | None, metric: Metric | None
+    model: nn.Module,
+    clients: Sequence[Client],
+    config: Config,
+    *,
+    loss: Loss | None,
+    metric: Metric | None,
+    augment: Augment | None = None,
 ) -> Setting:
     """The setting of a run with a user's own model and shards. Every width is a tier."""
-    _check_weights(model)
+    if augment is not None and config.augment != "none":
+        raise ValueError(f"augment is a function and {config.augment!r} in the configuration; give one of them")
+    rehearsal.check_weights(model)
     kind, model = type(model), _placed(copy.deepcopy(model), config)
     loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
-    _rehearse(model, clients, loss, metric)
+    outputs = rehearsal.rehearse(model, clients, loss, metric, augment)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
-    scalable = _scalable(model, clients[0], "clients of width 1") if cut else None
-    shop = Workshop(model, loss, scalable)
+    # Of an object with logits these stay whole, and hidden states beside them may shrink.
+    whole = None if isinstance(outputs, Tensor) else logits_of
+    scalable = _scalable(model, clients[0], "clients of width 1", whole) if cut else None
+    shop = Workshop(model, loss, scalable, augment=augment)
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
+
+
+def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cut: bool) -> Setting:
+    """The setting of a run that is over, without its clients.
+
+    Args:
+        model: at full width.
+        example: a batch of one sample.
+        cut: whether some client has a width below 1.
+    """
+    model = _placed(model, config)
+    weight = next(model.parameters())
+    example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+    shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
+    config = with_rates(config.override(device=str(device_of(config.device))), model)
+    return Setting((), shop, shop.full.take(), accuracy, dataset, config, (), "sequential")
+
+
+def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> None:
+    """Raise an error if the data of a client that joins a run do not fit the model of the run.
+
+    Args:
+        sample: the shape of one input of the run.
+    """
+    model, x = setting.shop.full.module, client.train[0]
+    if tuple(x.shape[1:]) != tuple(sample):
+        raise ValueError(
+            f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
+            f"{tuple(sample)}; prepare its data as those of the run were"
+        )
+    check_batch(model, client.n_train)
+    if setting.shop.loss is not F.cross_entropy:
+        return
+    outputs = _num_outputs(model, client)
+    for part in ("train", "val", "test"):
+        pair = getattr(client, part)
+        labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise ValueError(
+                f"the labels of {part} are {labels.dtype} of shape {tuple(labels.shape)}; the run has classes: give "
+                "whole numbers, (n,)"
+            )
+        wrong = [label for label in labels.unique().tolist() if label != rehearsal.IGNORED and not 0 <= label < outputs]
+        if wrong:
+            raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")
+
+
+def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
+    """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
+    config = setting.config
+    device, dtype = device_of(config.device), getattr(torch, config.dtype)
+    moved = tuple(_moved(client, device, dtype, config.batch_size) for client in clients)
+    return _masked(moved, setting.shop.full.module)[0] if config.label_mask else moved
 
 
 def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
@@ -279,29 +393,43 @@ def _placed(model: nn.Module, config: Config) -> nn.Module:
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 
-def _scalable(model: nn.Module, client: Client, remedy: str) -> ScalableModel:
+def _scalable(
+    model: nn.Module, client: Client, remedy: str, outputs: Callable[[Any], Any] | None = None
+) -> ScalableModel:
     try:
-        return ScalableModel(model, _example(model, client))
+        return ScalableModel(model, example_of(model, client), outputs=outputs)
     except ValueError as error:
         raise ValueError(f"{error}; a model that cannot be cut needs {remedy}") from error
 
 
-def _example(model: nn.Module, client: Client) -> Tensor:
-    """A batch of one sample, on the device and in the precision of the model."""
-    example, weight = torch.zeros_like(client.train[0][:1]), next(model.parameters(), torch.empty(0))
-    return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+def example_of(model: nn.Module, client: Client) -> Inputs:
+    """A batch of one sample, on the device and in the precision of the model; a single tensor is all zeros."""
+    inputs, _ = read(first(client.train, 1))
+    # Of several inputs the values may matter: a mask of zeros hides everything.
+    return at_model(model, torch.zeros_like(inputs) if isinstance(inputs, Tensor) else inputs)
+
+
+def _counted(model: nn.Module, client: Client, **step: Any) -> Cost:
+    """The cost of a step of a model that is not cut."""
+    example = example_of(model, client)
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    return count(model, args, kwargs, **step)
 
 
 def with_rates(config: Config, model: nn.Module) -> Config:
-    """The configuration with step sizes; those that it does not give suit the kind of the model."""
+    """The configuration with step sizes; those that it does not give suit the kind of the model and the optimizer."""
+    global_lr = config.global_lr or OF_OPTIMIZER[config.optimizer] * RATES[_kind(model)]
+    return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
+
+
+def _kind(model: nn.Module) -> str:
+    """The kind of a model, by the layers that it trains: one of `RATES`."""
     trained = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
     # Weights of a convolution act at every position, so their gradients are longer than those of linear layers: the
     # more so, the more axes it runs along.
-    kind = "linear" if all([isinstance(part, nn.Linear) for part in trained]) else "other"
-    if kind == "other" and all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
-        kind = "time"
-    global_lr = config.global_lr or RATES[kind]
-    return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
+    if all([isinstance(part, nn.Linear) for part in trained]):
+        return "linear"
+    return "time" if all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]) else "other"
 
 
 def _setting(
@@ -309,15 +437,18 @@ def _setting(
 ) -> Setting:
     model, device = shop.full.module, device_of(config.device)
     clients = tuple(_numbered(clients))
-    _check_samples(clients, model, config)
-    _check_labels(clients, shop.loss)
+    rehearsal.check_samples(clients, model, config)
+    rehearsal.check_labels(clients, shop.loss)
+    rehearsal.check_images(clients, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
     # After the checks, so that bad input fails before data are copied to a device.
-    clients = tuple(_moved(client, device, getattr(torch, config.dtype)) for client in clients)
+    clients = tuple(_moved(client, device, getattr(torch, config.dtype), config.batch_size) for client in clients)
     heads: list[str] = []
     if config.label_mask:
         clients, heads = _masked(clients, model)
+        if all([int(client.classes.sum()) == 1 for client in clients]):
+            log.warning("with label_mask each client can only answer its one class: every model is right untrained")
     return Setting(
         clients=clients,
         shop=shop,
@@ -328,12 +459,18 @@ def _setting(
         tiers=tuple(tiers),
         engine=_engine(shop, clients, config),
         heads=tuple(heads),
+        presence=_presence(config),
     )
+
+
+def _presence(config: Config) -> Presence:
+    return Presence(config.participation, trace.load(config.trace) if config.trace else ())
 
 
 def _engine(shop: Workshop, clients: Sequence[Client], config: Config) -> str:
     """The engine of a run; an error if its workers need more memory than there is."""
-    engine, available = choose(config.engine, config.workers, clients, shop), available_bytes()
+    recipe, available = recipe_of(config, own_augment=shop.augment is not None), available_bytes()
+    engine = choose(config.engine, config.workers, clients, shop, recipe)
     if config.workers == 1 or engine not in ("threads", "processes") or available is None:
         return engine
     need = _worker_bytes(shop, clients, config)
@@ -350,118 +487,8 @@ def _worker_bytes(shop: Workshop, clients: Sequence[Client], config: Config) -> 
     if shop.scalable is None:  # a model that was never traced: its weights, their gradients, and a model that travels
         return 3 * sum(p.nbytes for p in shop.full.slots)
     size = min(config.batch_size, max(client.n_train for client in clients))
-    return shop.scalable.cost(max(client.width for client in clients), size).train_bytes
-
-
-def _check_samples(clients: Sequence[Client], model: nn.Module, config: Config) -> None:
-    """Raise an error if there are too few samples for batch norms or for the noise of gradients."""
-    for i, client in enumerate(clients):
-        try:
-            check_batch(model, client.n_train)
-        except ValueError as error:
-            raise ValueError(f"client {i}: {error}") from error
-    if min(config.batch_size, config.global_batch) == 1 and has_batch_norm(model):
-        raise ValueError("batches of 1 sample cannot train BatchNorm; set batch_size and global_batch to at least 2")
-    # The complexity term is a share of the noise too, unless it is raw or there is only one size.
-    by_size = len({client.width for client in clients}) > 1 and config.vc_weight not in (0, "raw")
-    needs_noise = METHODS[config.algorithm].mixes and (isinstance(config.regularization, str) or by_size)
-    # The noise is the spread of at least two micro-batches, and a batch norm needs two samples in each.
-    least = 4 if has_batch_norm(model) else 2
-    if needs_noise and max(client.n_train for client in clients) < least:
-        raise ValueError(
-            f"no client has {least} samples, so the noise of their gradients is unknown; "
-            f"give regularization as a number{', and vc_weight 0' if by_size else ''}"
-        )
-
-
-IGNORED = -100  # the label that cross-entropy leaves out
-
-
-def _check_labels(clients: Sequence[Client], loss: Loss) -> None:
-    """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
-    if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
-        return
-    classes: set[int] = set()
-    for i, client in enumerate(clients):
-        y = client.train[1]
-        if y.is_floating_point() or y.dim() != 1:
-            return
-        own = set(y.unique().tolist()) - {IGNORED}
-        if not own:
-            raise ValueError(
-                f"client {i}: all its labels are {IGNORED}, which cross-entropy leaves out; give it others"
-            )
-        classes |= own
-    if len(classes) == 1:
-        log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
-
-
-def _check_weights(model: nn.Module) -> None:
-    """Raise an error if a user's model has weights that cannot be copied or trained."""
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.UninitializedParameter):
-            raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
-        if p.is_meta:
-            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
-        if not p.is_floating_point():
-            raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
-
-
-def _rehearse(model: nn.Module, clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
-    """Call a user's model, loss and metric on two samples, so that what does not fit fails before training.
-
-    The model is left as it was, and no random number is drawn from the global generator.
-    """
-    weight = next(model.parameters(), torch.empty(0))
-    x, y = (one[:2] for one in clients[0].train)
-    x, y = (one.to(weight.device, weight.dtype if one.is_floating_point() else None) for one in (x, y))
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            outputs = _tried("model", model.eval(), (x,), f"inputs of shape {tuple(x.shape)} and type {x.dtype}")
-            if not isinstance(outputs, Tensor):
-                raise ValueError(f"the model returns a {type(outputs).__name__}; it must return a tensor")
-            pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
-            if loss is F.cross_entropy and outputs.dim() == 2:
-                _check_range(clients, outputs.shape[1])
-            value = _tried("loss", loss, (outputs, y), pair)
-            learns = any(p.requires_grad for p in model.parameters())
-            if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
-                got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
-                raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
-            score = _tried("metric", metric, (outputs.detach(), y), pair)
-            if not isinstance(score, Tensor | int | float):
-                raise ValueError(f"the metric gives {shown(score)}; it must be one number, larger if better")
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-def _tried(noun: str, function: Callable[..., Any], args: tuple[Tensor, ...], what: str) -> Any:
-    """What a user's function returns; an error says on what it failed."""
-    try:
-        return function(*args)
-    except Exception as error:  # a user's code can raise anything
-        reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the {noun} fails on {what} ({reason}); give fit one that takes them") from error
-
-
-def _check_range(clients: Sequence[Client], outputs: int) -> None:
-    """Raise an error if a client has a label that is no output of the model."""
-    for i, client in enumerate(clients):
-        y = client.train[1]
-        if y.is_floating_point() or y.dim() != 1:
-            return
-        wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
-        if wrong:
-            raise ValueError(
-                f"client {i}: its labels hold {wrong[0]} and the model has {outputs} outputs; number classes from 0 to "
-                f"{outputs - 1}, or give the model more outputs"
-            )
-        if client.classes is not None and len(client.classes) != outputs:
-            raise ValueError(
-                f"client {i}: classes has {len(client.classes)} values and the model has {outputs} outputs; one each"
-            )
+    step = step_of(config) | {"batch_size": size, "accumulate": min(config.accumulate, size)}
+    return shop.scalable.cost(max(client.width for client in clients), **step).train_bytes
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
@@ -473,32 +500,46 @@ def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
         yield replace(client, key=key)
 
 
-def _moved(client: Client, device: torch.device, dtype: torch.dtype) -> Client:
-    """The client with its shard on the device. Validation and test data are moved later, batch by batch."""
-    train = tuple(x.to(device, dtype if x.is_floating_point() else None) for x in client.train)
-    return replace(client, train=train)
+def _moved(client: Client, device: torch.device, dtype: torch.dtype, most: int) -> Client:
+    """The client with its shard on the device. Validation and test data are moved later, batch by batch.
+
+    Args:
+        most: samples of a Dataset that may be in memory at once.
+    """
+    train = client.train
+    if isinstance(train, Stored):
+        train = replace(train, device=device, dtype=dtype)
+    else:
+        train = tuple(mapped(lambda x: x.to(device, dtype if x.is_floating_point() else None), part) for part in train)
+    moved = {"train": train, "val": client.val, "test": client.test}
+    return replace(client, **{part: _bounded(shard, most) for part, shard in moved.items()})
+
+
+def _bounded(shard: Shard | None, most: int) -> Shard | None:
+    return replace(shard, most=most) if isinstance(shard, Stored) else shard
 
 
 def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client, ...], list[str]]:
     """The clients, each with the classes of its shard, and the names of the classifier's parameters."""
     # The model is asked, because a shard may lack the last classes.
-    num_classes = _num_outputs(module, clients[0].train[0])
-    for i, client in enumerate(clients):
-        labels = client.train[1]
+    num_classes = _num_outputs(module, clients[0])
+    # All samples of a Dataset are read here, once: nothing else tells their classes.
+    every = [labels_of(client.train) for client in clients]
+    for i, labels in enumerate(every):
         if labels.is_floating_point() or labels.dim() != 1 or int(labels.max()) >= num_classes:
             raise ValueError(f"label_mask needs classes as labels, and those of client {i} are not; leave it out")
     masks = [torch.zeros(num_classes, dtype=torch.bool) for _ in clients]
-    for mask, client in zip(masks, clients, strict=True):
-        mask[client.train[1].unique().cpu()] = True
+    for mask, labels in zip(masks, every, strict=True):
+        mask[labels.unique().cpu()] = True
     return (
         tuple(replace(client, classes=mask) for client, mask in zip(clients, masks, strict=True)),
         zoo.classifier(module, num_classes),
     )
 
 
-def _num_outputs(module: nn.Module, x: Tensor) -> int:
+def _num_outputs(module: nn.Module, client: Client) -> int:
     """The number of outputs of a module for a sample; 0 if it returns no tensor."""
     # A copy, so that its mode and statistics stay.
     with torch.no_grad():
-        outputs = copy.deepcopy(module).eval()(x[:1])
+        outputs = outputs_of(copy.deepcopy(module).eval(), at_model(module, read(first(client.train, 1))[0]))
     return outputs.shape[-1] if isinstance(outputs, Tensor) and outputs.dim() else 0

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms import perm
-from hetperm.report.contents import Cost, Figures, Method, Mixing, Summary, Tier
+from hetperm.report.contents import Attendance, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
-from hetperm.state import State
+from hetperm.state import State, Work
 
 
 def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
@@ -51,8 +51,22 @@ def _method(trained: Trained) -> Method:
         loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
         alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha, _share(trained.state)),
-        cost=Cost(**vars(trained.state.work)),
+        cost=Cost(**trained.state.work.figures),
+        attendance=attendance_of(trained.state.work),
         diverged=trained.diverged or None,
+    )
+
+
+def attendance_of(work: Work) -> Attendance | None:
+    """How often clients were away; None if nobody could be."""
+    if not work.asked:
+        return None
+    shares = [away / asked for away, asked in zip(work.absent, work.asked, strict=True) if asked]
+    return Attendance(
+        asked=sum(work.asked) / len(work.asked),
+        absent=sum(work.absent) / len(work.asked),
+        most=max(shares, default=0.0),
+        missed_steps=work.missed / len(work.asked),
     )
 
 
@@ -76,7 +90,7 @@ def mixing_of(setting: Setting, alpha: Tensor | None, share: float | None = None
 
 def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dict[str, Any]]:
     """Yield the rows of clients.csv, one per client."""
-    setting, alpha = main.setting, main.state.alpha
+    setting, alpha, work = main.setting, main.state.alpha, main.state.work
     partners = [None] * len(setting.clients) if alpha is None else mixing.effective_partners(alpha).tolist()
     for i, client in enumerate(setting.clients):
         yield {
@@ -90,6 +104,7 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
             "accuracy": main.accuracy[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
+            **({"asked": work.asked[i], "absent": work.absent[i]} if work.asked else {}),
             **{f"accuracy_{name}": rival.accuracy[i] for name, rival in baselines.items()},
         }
 

@@ -6,7 +6,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.algorithms.base import Algorithm
 from hetperm.config import Config
+from hetperm.device.recipe import PLAIN, Recipe
 from hetperm.engine import choice
 from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
@@ -28,7 +29,9 @@ from hetperm.runs.files import GrowingCsv
 from hetperm.runs.scores import Scores, by_tier, figures, score
 from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
+from hetperm.server.pace import Pace
 from hetperm.server.store import in_memory, on_disk
+from hetperm.shards import Shard, Stored, tensors_of
 from hetperm.state import State
 from hetperm.texts import one_line
 
@@ -81,13 +84,46 @@ def steps_taken(state: State) -> int:
 
 def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, keep: Keep = in_memory) -> Algorithm:
     """The algorithm of a method in a setting. Each client may compute ``steps`` mini-batch gradients."""
-    method, seed = METHODS[name], setting.config.seed
-    options = options_for(name, setting.config, steps=steps)
+    method, config = METHODS[name], setting.config
+    options, recipe = options_for(name, config, steps=steps), setting.recipe
+    if method.mixes:
+        options, recipe = _for_recipe(options, recipe, setting)
+    pace = None if recipe == PLAIN else Pace(recipe, total=len(setting.clients) * (config.steps or steps))
     # Only where they are needed: a user's model may return anything.
     finds_heads = method.finds_heads or getattr(options, "scaler", False)
     heads = setting.found_heads() if finds_heads else setting.heads
-    federation = Federation(setting.clients, engine, setting.slicer, seed, heads, keep, cache(setting.macs))
-    return method.make(federation, setting.start, options)
+    federation = Federation(
+        setting.clients,
+        engine,
+        setting.slicer,
+        config.seed,
+        heads,
+        keep,
+        cache(setting.macs),
+        setting.presence,
+        pace=pace,
+        batch_size=config.batch_size,
+    )
+    algorithm = method.make(federation, setting.start, options)
+    if pace is None:
+        return algorithm
+    finish = algorithm.finish and pace.from_state(algorithm.finish)
+    return Algorithm(algorithm.begin, pace.from_state(algorithm.epoch), finish)
+
+
+def _for_recipe(options: perm.Options, recipe: Recipe, setting: Setting) -> tuple[perm.Options, Recipe]:
+    """PERM's options and the recipe of its local steps, if these are not plain SGD.
+
+    PERM has one step size for local steps in the warm-up and for plain gradient steps: of w and of the look ahead. An
+    optimizer needs another for its own steps. So the options get the plain one, and the recipe scales local steps back.
+    """
+    if recipe.changes_steps:
+        options = replace(options, decay="none")  # a schedule takes its place
+    scale = options.global_lr / setting.plain_lr if recipe.optimizer != "sgd" else 1.0
+    if scale == 1:
+        return options, recipe
+    visiting = replace(options.visiting, personal_lr=options.visiting.personal_lr / scale)
+    return replace(options, global_lr=setting.plain_lr, visiting=visiting), replace(recipe, scale=scale)
 
 
 def setting_of(setting: Setting, name: str) -> Setting:
@@ -291,7 +327,8 @@ def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     if different:
         return different
     if was.get("setting") != ours["setting"]:
-        return "it has other clients, labels or another model; bring those back, or start another run with --out"
+        what = "it has other clients, labels or another model (or trace)"
+        return f"{what}; bring those back, or start another run with --out"
     return None
 
 
@@ -307,7 +344,9 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
-        "the mixing weights": state.alpha is None or _is_mixing(state.alpha, count),
+        "the mixing weights": (is_diverged or not METHODS[method].mixes)
+        if state.alpha is None
+        else _is_mixing(state.alpha, count),
         "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
         "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
@@ -346,14 +385,25 @@ def _is_scores(value: Any, count: int) -> bool:
 def _fingerprint(setting: Setting) -> str:
     """A hash of the clients and the model of a setting, which a configuration does not tell.
 
-    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine.
+    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine. Of
+    stored samples only their number counts: reading all of them may take an hour.
     """
     total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
     for client in setting.clients:
-        x, y = client.train
-        total.update(repr((client.key, client.width, tuple(x.shape), y.dtype)).encode())
-        total.update(y.detach().cpu().numpy().tobytes())
+        shapes, labels = _shapes(client.train)
+        total.update(repr((client.key, client.width, *shapes)).encode())
+        total.update(labels)
+    if setting.presence.trace:
+        total.update(repr(setting.presence.trace).encode())
     return total.hexdigest()
+
+
+def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:
+    """The shapes of inputs and the type of labels, and the bytes of the labels."""
+    if isinstance(shard, Stored):
+        return (shard.size,), b""
+    x, y = shard
+    return (*(tuple(one.shape) for one in tensors_of(x)), y.dtype), y.detach().cpu().numpy().tobytes()
 
 
 # Rows of the metrics
@@ -366,7 +416,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
     also holds figures on validation data, which tuning uses.
     """
     r = state.r
-    row, test = {"epoch": r, **vars(state.work)}, ((), ())
+    row, test = {"epoch": r, **state.work.figures}, ((), ())
     if not evaluated:
         return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"

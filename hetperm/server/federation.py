@@ -1,14 +1,16 @@
 """Federation: the clients, the engine that runs their tasks and the slicer that cuts models for them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetperm.client import Client
 from hetperm.device.updates import Update
-from hetperm.engine.task import Engine, Failure, Task
+from hetperm.engine.task import Absent, Engine, Failure, Task
 from hetperm.params import Keep, Params, check_finite
 from hetperm.randomness import seed_for
+from hetperm.server.pace import Pace
+from hetperm.server.presence import EVERYBODY, Presence, present
 from hetperm.server.slicer import Index, Slicer
 from hetperm.server.store import in_memory
 from hetperm.state import Work
@@ -27,6 +29,9 @@ class Federation:
         heads: names of the classifier's parameters, which have a row for every class; used if clients mask classes.
         keep: stores personal models between visits.
         macs: width -> multiply-adds of the forward pass of a sample.
+        presence: who is there in which round.
+        pace: gives updates their recipe; None if local steps are plain SGD.
+        batch_size: samples of a local step, in which the pace counts.
     """
 
     clients: Sequence[Client]
@@ -36,6 +41,9 @@ class Federation:
     heads: tuple[str, ...] = ()
     keep: Keep = in_memory
     macs: Callable[[float], float] = _unknown
+    presence: Presence = EVERYBODY
+    pace: Pace | None = None
+    batch_size: int = 1
 
     @property
     def order(self) -> list[int]:
@@ -63,36 +71,66 @@ class Federation:
             for client, width in zip(self.clients, widths, strict=True)
         ]
 
-    def run(self, tasks: Sequence[Task]) -> list[Any]:
-        """Run tasks that must all succeed; raise an error that names the first that failed."""
-        outcomes = self.engine.run(tasks)
-        for task, outcome in zip(tasks, outcomes, strict=True):
+    def present(self, round: int) -> list[bool]:
+        """(N,) whether each client is there in a round, as far as it is known beforehand."""
+        return present(self.clients, self.presence, seed=self.seed, round=round)
+
+    def run(self, tasks: Sequence[Task], *, round: int) -> list[Any]:
+        """The outcomes of the tasks of a round, in order; None where the host is absent.
+
+        A host is absent if the trace or the draw of this round says so, or if the engine finds that it is not there.
+        Any other failure is an error that names the first task that failed.
+        """
+        here = self.present(round)
+        asked = [task for task in tasks if here[task.host]]
+        if self.pace is not None:
+            asked = self.pace.prepared(asked, self.work_of(asked, self.batch_size).client_steps)
+        found = iter(self.engine.run(asked) if asked else ())
+        outcomes = [next(found) if here[task.host] else None for task in tasks]
+        for k, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
             if isinstance(outcome, Failure):
-                raise RuntimeError(f"{task.label}: {outcome.error}") from outcome.error
+                if not isinstance(outcome.error, Absent):
+                    raise RuntimeError(f"{task.label}: {outcome.error}") from outcome.error
+                outcomes[k] = None
         return outcomes
 
-    def work_of(self, tasks: Iterable[Task], batch_size: int) -> Work:
-        """The steps and multiply-adds of tasks: every sample that a host runs counts, in mini-batches of its size."""
-        steps = macs = 0.0
-        for task in tasks:
+    def work_of(self, tasks: Sequence[Task], batch_size: int, outcomes: Sequence[Any] | None = None) -> Work:
+        """The steps and multiply-adds of tasks: every sample that a host runs counts, in mini-batches of its size.
+
+        Args:
+            outcomes: what `run` returned. Absent hosts spend nothing; what they missed is counted apart.
+        """
+        steps = macs = missed = 0.0
+        asked, absent = [0] * len(self.clients), [0] * len(self.clients)
+        for k, task in enumerate(tasks):
             n = self.clients[task.host].n_train
             samples = task.update.samples(n)
+            asked[task.host] = 1
+            if outcomes is not None and outcomes[k] is None:
+                missed += samples / min(batch_size, n)
+                absent[task.host] = 1
+                continue
             widths = getattr(task.update, "trained_widths", None) or (task.width,)
             steps += samples / min(batch_size, n)
             macs += 3 * samples * sum(self.macs(width) for width in widths) / len(widths)
-        return Work(client_steps=steps, macs=macs)
+        work = Work(client_steps=steps, macs=macs)
+        # Counted only where somebody may be absent: elsewhere it would be the same number for all.
+        if self.presence.is_certain and not getattr(self.engine, "hosts_may_be_absent", False) and not any(absent):
+            return work
+        return work + Work(missed=missed, asked=tuple(asked), absent=tuple(absent))
 
-    def train(self, tasks: Sequence[Task]) -> list[Any]:
+    def train(self, tasks: Sequence[Task], *, round: int) -> list[Any]:
         """Run tasks that return one model or several; raise an error if any of these is not finite."""
-        outcomes = self.run(tasks)
+        outcomes = self.run(tasks, round=round)
         for task, outcome in zip(tasks, outcomes, strict=True):
             # Some updates return several models, such as pFedMe's local and personal ones.
             for params in outcome if isinstance(outcome, tuple) else (outcome,):
-                check_finite(params, task.label, _blame(task))
+                if params is not None:
+                    check_finite(params, task.label, _blame(task))
         return outcomes
 
     def train_at_home(self, updates: Sequence[Update], models: Sequence[Params], *, round: int) -> list[Any]:
-        """Let every client train its model on its own data for a round; return one outcome per client.
+        """Let every client train its model on its own data for a round; return one outcome per client, None if absent.
 
         All algorithms draw the batches of client i in a round from the same stream, so that they differ only in the
         rule.
@@ -108,14 +146,15 @@ class Federation:
                     label=f"round {round}: client {i}",
                 )
                 for i, (client, update, params) in enumerate(zip(self.clients, updates, models, strict=True))
-            ]
+            ],
+            round=round,
         )
 
-    def work_at_home(self, updates: Sequence[Update], batch_size: int) -> Work:
-        """The steps and multiply-adds of `train_at_home`."""
+    def work_at_home(self, updates: Sequence[Update], batch_size: int, outcomes: Sequence[Any] | None = None) -> Work:
+        """The steps and multiply-adds of `train_at_home`, which returned ``outcomes``."""
         clients = enumerate(zip(self.clients, updates, strict=True))
         tasks = [Task(update, {}, host=i, seed=0, width=client.width) for i, (client, update) in clients]
-        return self.work_of(tasks, batch_size)
+        return self.work_of(tasks, batch_size, outcomes)
 
 
 def _blame(task: Task) -> str:

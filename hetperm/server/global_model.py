@@ -1,6 +1,6 @@
 """Training of the global model: rounds of local SGD and steps on the mean gradient, each client on its part."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -49,9 +49,9 @@ def local_sgd_round(
         )
         for j, (client, index, update) in enumerate(zip(federation.clients, indices, updates, strict=True))
     ]
-    models = federation.train(tasks)
-    moved = sum(num_bytes(params) for params in models)
-    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size)
+    models = federation.train(tasks, round=round)
+    moved = bytes_of(models)
+    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size, models)
     return covered_mean(federation, w, models, indices), work
 
 
@@ -102,13 +102,18 @@ def gradient_step(
         )
         for j, (client, params) in enumerate(zip(federation.clients, parts, strict=True))
     ]
-    gradients = federation.run(tasks)
-    moved = sum(num_bytes(params) for params in parts)
+    gradients = federation.run(tasks, round=state.work.rounds)
+    moved = bytes_of(gradients)  # of the size of the parts
     zero = {name: torch.zeros_like(x) for name, x in w.items()}  # the gradient of coordinates that nobody holds
     mean = covered_mean(federation, zero, gradients, indices)
     w = subtract(w, mean, step_size(lr, cap, list(w.values()), list(mean.values())))
-    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size)
+    work = Work(rounds=1, bytes_down=moved, bytes_up=moved) + federation.work_of(tasks, batch_size, gradients)
     return replace(state, w=check_finite(w, f"global step {r}", f"; this step's was {lr:g}"), work=state.work + work)
+
+
+def bytes_of(models: Iterable[Params | None]) -> int:
+    """The bytes of the models of all clients that were there."""
+    return sum(num_bytes(params) for params in models if params is not None)
 
 
 def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:
@@ -118,22 +123,30 @@ def mean_model(models: Sequence[Params], clients: Sequence[Client]) -> Params:
     return mixed(*((models[j], share) for j in order))
 
 
-def whole_mean(federation: Federation, w: Params, models: Sequence[Params]) -> Params:
+def whole_mean(federation: Federation, w: Params, models: Sequence[Params | None]) -> Params:
     """The average of models of one size, of the same rows of the classifier as in `covered_mean`."""
     return covered_mean(federation, w, models, [WHOLE] * len(models))
 
 
-def covered_mean(federation: Federation, w: Params, models: Sequence[Params], indices: Sequence[Index]) -> Params:
+def covered_mean(
+    federation: Federation, w: Params, models: Sequence[Params | None], indices: Sequence[Index]
+) -> Params:
     """Every coordinate averaged over the clients that hold it. Coordinates that nobody holds keep their value in ``w``.
 
     A client that masks a class does not count in the rows of the classifier for that class.
+
+    Args:
+        models: (N,) what each client sent; None of those that were absent.
     """
+    order = [j for j in federation.order if models[j] is not None]
+    if not order:
+        return w
     # A masked class gets no gradient: its rows come back unchanged and would only dilute the others' training.
-    clients, order, rows = federation.clients, federation.order, {}
+    clients, rows = federation.clients, {}
     if all([client.classes is not None for client in clients]):
         votes = torch.stack([clients[j].classes for j in order])
         rows = {name: votes for name in federation.heads if name in w}  # only what is trained is averaged
     # If every client holds the whole model, the plain mean is the same and faster.
     if not rows and all([index is WHOLE for index in indices]):
-        return mean_model(models, clients)
+        return mean_model([models[j] for j in order], [clients[j] for j in order])
     return average(w, [(models[j], indices[j], 1.0) for j in order], rows=rows)

@@ -35,7 +35,7 @@ class Outlook:
 
     Attributes:
         shares: (C,) the candidates.
-        losses: (C, M) the loss of each client that was asked after one step, for every candidate at its best step size.
+        losses: (C, M) the loss of each client that answered after one step, for every candidate at its best step size.
         chosen: the position of the candidate that was chosen.
         work: the work of the clients.
     """
@@ -66,18 +66,19 @@ def look_ahead(
     are alone. Candidates that are as good as the best are told apart by `best_candidate`.
 
     Args:
-        reports: of all clients at the probe, with their gradients.
+        reports: of all clients at the probe, with their gradients. Who sent none is neither asked nor in a step.
         weights: (M clients, c) -> their rows of alpha, (M, N).
         lr: the step size of the global model; multiples of it are tried.
         batch_size: samples of a step, in which the work is counted.
         steps: the steps of the whole run, which bound the samples; 0 is no bound.
         r: the epoch, so that another look is judged by other samples.
     """
-    clients = federation.clients
-    asked, order = _asked(federation), federation.order
+    clients, sent = federation.clients, [gradient is not None for gradient in reports.gradients]
+    asked = [i for i in _asked(federation) if sent[i]]
     # In the order of keys, so that sums do not depend on how the clients are labelled.
+    order = [j for j in federation.order if sent[j]]
     gradients = torch.stack([reports.gradients[j] for j in order])
-    rows = [weights(asked, share) for share in SHARES]  # each (M, N), dense
+    rows = [_over(weights(asked, share), order) for share in SHARES]  # each (M, N), dense
     etas = tuple(lr * rate for rate in RATES)
     most = min(max(_paid_for(steps, batch_size), SAMPLES[0]), SAMPLES[1])
     tasks = []
@@ -95,10 +96,22 @@ def look_ahead(
                 part="val" if has_val else "train",
             )
         )
-    losses = at_best_rate(torch.stack(federation.run(tasks), 2))
-    moved = len(asked) * (num_bytes(reports.probe) + len(SHARES) * gradients[0].numel() * gradients.element_size())
-    work = Work(rounds=1, bytes_down=moved, bytes_up=8 * losses.numel() * len(etas))
-    return Outlook(SHARES, losses, best_candidate(losses), work + federation.work_of(tasks, batch_size))
+    tables = federation.run(tasks, round=reports.round + 1)
+    work = federation.work_of(tasks, batch_size, tables)
+    answers = [table for table in tables if table is not None]
+    if not answers:
+        return Outlook(SHARES, torch.empty(len(SHARES), 0), 0, Work(rounds=1) + work)
+    losses = at_best_rate(torch.stack(answers, 2))
+    moved = len(answers) * (num_bytes(reports.probe) + len(SHARES) * gradients[0].numel() * gradients.element_size())
+    work = Work(rounds=1, bytes_down=moved, bytes_up=8 * losses.numel() * len(etas)) + work
+    return Outlook(SHARES, losses, best_candidate(losses), work)
+
+
+def _over(alpha: Tensor, order: Sequence[int]) -> Tensor:
+    """(M, N) weights that sum to one over the clients in ``order``, whose gradients are here."""
+    if len(order) == alpha.shape[1]:
+        return alpha
+    return alpha / alpha[:, order].sum(1, keepdim=True).clamp_min(1e-300)
 
 
 def can_look_again(steps: int, batch_size: int) -> bool:

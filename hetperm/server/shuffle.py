@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hetperm.mixing import borders
+
 Round = list[tuple[int, int]]
 
 
@@ -24,8 +26,8 @@ def ring(N: int, generator: torch.Generator) -> Tensor:
                 [0, 1, 2],
                 [1, 2, 0]])
     """
-    if N < 1:
-        raise ValueError(f"a ring of {N} clients has no visits; there must be at least one")
+    borders.count("N", N, 1)
+    _check_generator(generator)
     sigma = torch.randperm(N, generator=generator)
     return sigma[(torch.arange(N)[:, None] + torch.arange(N)) % N]
 
@@ -40,7 +42,10 @@ def rounds_of(ring: Tensor) -> list[Round]:
         >>> rounds_of(torch.tensor([[1, 0], [0, 1]]))
         [[(0, 1), (1, 0)], [(0, 0), (1, 1)]]
     """
-    return [list(enumerate(hosts)) for hosts in ring.T.tolist()]
+    hosts = borders.dense("ring", borders.square("ring", ring))
+    if hosts.is_floating_point() or int(hosts.min()) < 0 or int(hosts.max()) >= len(hosts):
+        raise ValueError(f"a ring of {hosts.dtype}; it must hold the number of a host, 0 to N - 1, for each round")
+    return [list(enumerate(hosts)) for hosts in hosts.T.tolist()]
 
 
 def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
@@ -59,6 +64,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
         >>> schedule(alpha, torch.Generator().manual_seed(0))
         [[(0, 1), (1, 0)], [(0, 0), (1, 1), (2, 2)]]
     """
+    _check_generator(generator)
     i, j = _visits(alpha)
     N = len(alpha)
     num_rounds = int(max(i.bincount().max(), j.bincount().max()))
@@ -71,7 +77,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
 
 def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
     """The models and the hosts of the non-zero entries, row by row."""
-    if alpha.dim() != 2 or alpha.shape[0] != alpha.shape[1]:
+    if borders.tensor("alpha", alpha).dim() != 2 or alpha.shape[0] != alpha.shape[1]:
         raise ValueError(f"alpha has shape {tuple(alpha.shape)}; a schedule needs one row and one column per client")
     alpha = alpha.detach().cpu()
     if alpha.is_sparse:
@@ -90,6 +96,12 @@ def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
         row = int(degree.argmin()) if len(alpha) else 0
         raise ValueError(f"row {row} of alpha is all zero or missing; rows of alpha lie on the simplex")
     return i, j
+
+
+def _check_generator(generator: torch.Generator) -> None:
+    if not isinstance(generator, torch.Generator):
+        kind = type(generator).__name__
+        raise TypeError(f"the generator is a {kind}; give a torch.Generator, such as torch.Generator().manual_seed(0)")
 
 
 def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> list[list[int]]:

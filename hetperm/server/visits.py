@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from hetperm import mixing
-from hetperm.client import Client
 from hetperm.device.updates import Distil, Sgd, Update
 from hetperm.engine.task import Task
 from hetperm.params import Params, num_bytes, project
-from hetperm.randomness import generator_for
 from hetperm.server import shuffle
 from hetperm.server.federation import Federation
 from hetperm.server.shuffle import Round
-from hetperm.server.slicer import Index
+from hetperm.server.slicer import Index, Slicer
 from hetperm.state import State, Work
 from submodels import WHOLE, average
 
@@ -35,7 +33,6 @@ class Visiting:
     personal_lr: float
     step_cap: float = 0.0
     step_rule: str = "max"
-    participation: float = 1.0
     nested: str = "static"
     inplace_kd: float = 0.0
     personal_width: str = "own"
@@ -89,14 +86,6 @@ def scheduled(alpha: Tensor, kind: str, generator: torch.Generator) -> list[Roun
     raise ValueError(f"unknown schedule {kind!r}; use 'colour' or 'ring'")
 
 
-def present(clients: Sequence[Client], participation: float, *, seed: int, r: int) -> list[bool]:
-    """Whether each client is present in epoch r. Each draws by itself, so relabelling clients relabels the answer."""
-    if participation >= 1:
-        return [True] * len(clients)
-    draws = [torch.rand((), generator=generator_for(seed, "present", r, client.key)) for client in clients]
-    return [bool(draw < participation) for draw in draws]
-
-
 def personal_epoch(
     federation: Federation,
     state: State,
@@ -122,9 +111,8 @@ def personal_epoch(
     parallel = rule.visits == "parallel"
     sizes = mixing.rows_of(step_sizes(state.alpha, rule.personal_lr, "plain" if parallel else rule.step_rule))
     lr = [{j: size * factor for j, size in row.items()} for row, factor in zip(sizes, factors, strict=True)]
-    is_present = present(clients, rule.participation, seed=federation.seed, r=state.r)
     pupils = _pupils(federation, own) if rule.inplace_kd else {}
-    work = Work(rounds=1 if parallel and rounds else len(rounds))
+    work, begun = Work(rounds=1 if parallel and rounds else len(rounds)), state.work.rounds
     # In parallel all visits of a tour are one round, in which every model appears as often as it has hosts.
     together = [(first, [pair for pairs in rounds for pair in pairs])] if parallel and rounds else []
     for t, pairs in together or enumerate(rounds, first):
@@ -132,8 +120,6 @@ def personal_epoch(
         weighty = [(i, j) for i, j in pairs if j in lr[i]]
         # An epoch has at most N rounds, so this number differs for all rounds of the run.
         visits = _visits(federation, weighty, own, rule.nested, round=tour * len(clients) + t)
-        away = sum(not is_present[visit.j] for visit in visits)
-        visits = [visit for visit in visits if is_present[visit.j]]
         # All tasks start from v as it is. Only a host that holds the whole model can run it as a teacher.
         tasks = [
             Task(
@@ -146,16 +132,18 @@ def personal_epoch(
             )
             for visit in visits
         ]
-        trained = federation.train(tasks)
+        outcomes = federation.train(tasks, round=begun + t - first)
+        work += federation.work_of(tasks, rule.batch_size, outcomes)
+        # A visit to a host that is away leaves the model as it was; it comes again in the next tour.
+        done = [(visit, part) for visit, part in zip(visits, outcomes, strict=True) if part is not None]
         if parallel:
-            v = _means(federation, v, visits, trained, mixing.rows_of(state.alpha))
+            v = _means(federation, v, done, mixing.rows_of(state.alpha))
         else:
-            for visit, part in zip(visits, trained, strict=True):
+            for visit, part in done:
                 v[visit.i] = federation.keep(federation.slicer.put(v[visit.i], visit.index, part))
         # A visit sends the part to the host and back again.
-        moved = sum(num_bytes(part) for part in trained)
-        work += Work(visits=len(visits), bytes_down=moved, bytes_up=moved, skipped=away)
-        work += federation.work_of(tasks, rule.batch_size)
+        moved = sum(num_bytes(part) for _, part in done)
+        work += Work(visits=len(done), bytes_down=moved, bytes_up=moved, skipped=len(visits) - len(done))
     if work.skipped:
         log.info("epoch %d: %d visits skipped, their hosts were away", state.r, work.skipped)
     return replace(state, v=tuple(v), work=state.work + work)
@@ -164,8 +152,7 @@ def personal_epoch(
 def _means(
     federation: Federation,
     v: Sequence[Params],
-    visits: Sequence[Visit],
-    trained: Sequence[Params],
+    done: Sequence[tuple[Visit, Params]],
     weights: Sequence[Mapping[int, float]],
 ) -> list[Params]:
     r"""Every model as the mean of what its hosts made of it, by alpha, over the hosts that hold a coordinate.
@@ -173,7 +160,7 @@ def _means(
     .. math:: v_{ik} \leftarrow \sum_{j : k \in m_j} \alpha_{ij} u_{ijk} \Big/ \sum_{j : k \in m_j} \alpha_{ij}
     """
     made: dict[int, list[tuple[int, tuple[Params, Index, float]]]] = {}
-    for visit, part in zip(visits, trained, strict=True):
+    for visit, part in done:
         key = federation.clients[visit.j].key
         made.setdefault(visit.i, []).append((key, (part, visit.index, weights[visit.i][visit.j])))
     # Sorted by key, so that sums do not depend on how the clients are labelled.
@@ -230,17 +217,27 @@ def mixed_by_alpha(federation: Federation, state: State, widths: Sequence[float]
     # Sorted by key, so that sums do not depend on how the clients are labelled.
     order = federation.order
     rows = [{j: row[j] for j in order if j in row} for row in mixing.rows_of(state.alpha)]
-    return replace(state, v=tuple(_mixed(federation, i, state.v, widths, row) for i, row in enumerate(rows)))
+    return replace(state, v=tuple(mixed_over(federation.slicer, i, state.v, widths, row) for i, row in enumerate(rows)))
 
 
-def _mixed(
-    federation: Federation, i: int, models: Sequence[Params], widths: Sequence[float], weights: Mapping[int, float]
+def mixed_over(
+    slicer: Slicer,
+    i: int,
+    models: Sequence[Params] | Mapping[int, Params],
+    widths: Sequence[float],
+    weights: Mapping[int, float],
 ) -> Params:
     r"""Client i's model, each coordinate mixed over the partners whose models have it.
 
     .. math:: v_{ik} \leftarrow \sum_{j : k \in W_j} \alpha_j v_{jk} \Big/ \sum_{j : k \in W_j} \alpha_j
 
     Coordinates without any weight keep their value.
+
+    Args:
+        i: the client.
+        models: of client i and of its partners.
+        widths: (N,) of all models.
+        weights: partner -> its weight.
     """
     total = {name: torch.zeros_like(x) for name, x in models[i].items()}
     weight = {name: torch.zeros_like(x) for name, x in models[i].items()}
@@ -250,8 +247,8 @@ def _mixed(
         if not members:
             continue
         share = sum(weights[j] for j in members)
-        common = federation.slicer.index(width, within=widths[i])  # where the narrower of both lies in i's model ...
-        inside = federation.slicer.index(widths[i], within=width)  # ... and in theirs
+        common = slicer.index(width, within=widths[i])  # where the narrower of both lies in i's model ...
+        inside = slicer.index(widths[i], within=width)  # ... and in theirs
         for name in total:
             part = inside.gather(name, sum(models[j][name] * weights[j] for j in members))
             common.scatter_(name, total[name], part, accumulate=True)

@@ -226,6 +226,10 @@ def perm(shards, widths, w, options, draw, *, two_stages):
 
     With ``steps`` 0 an epoch is a tour: every visit that has weight, once. If not, as many rounds of visits are made,
     tour after tour, as fit into an equal part of the steps that all clients together have left.
+
+    Who is not there in a round (``draw.here(client, clock)``) does nothing in it; its steps are lost. A client that
+    missed the last call for reports is asked again after every epoch. Reports at an earlier global model count as long
+    as they are not older than ``report_age``; a client without a report is alone.
     """
     N, K, sizes = len(shards), options.local_steps, [len(w[1]), len(w[3])]
     everybody, cap, steps = range(N), options.step_cap, options.steps * len(shards)
@@ -234,7 +238,9 @@ def perm(shards, widths, w, options, draw, *, two_stages):
     n = [len(y) for _, y, _ in shards]
     batch = [min(options.batch_size, each) for each in n]
     warmup_rounds = options.steps // (2 * K) if options.warmup_rounds is None else options.warmup_rounds
-    spent, tour, t = 0.0, 0, 0
+    spent, tour, t, clock = 0.0, 0, 0, 0
+    reports, asked_in = {}, 0  # client -> (epoch, gradient, noise); the epoch in which all were last asked
+    age = options.alpha_every if options.report_age is None else options.report_age
 
     def held(i, t, width=None):
         """The part of the global model that client i holds in round t."""
@@ -252,24 +258,41 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             return None
         return window(widths[j], sizes, t, own[i]) if options.nested == "rolling" else draw.nested_units(i, j, t)
 
-    def alpha_at(w, r):
-        probe = first(min(widths), sizes)
-        at = [probe if options.discrepancy == "probe" else held(i, r) for i in everybody]
-        zeta = distances([gradient(w, at[i], shards[i]) for i in everybody])
-        q = [noise(w, at[i], shards[i], draw.pieces(i, r)) for i in everybody]
+    def collect(w, r):
+        """Ask those who have not reported at w; (whether anybody came, the steps that it takes)."""
+        asked = [i for i in everybody if i not in reports or reports[i][0] < asked_in]
+        for i in asked:
+            if draw.here(i, clock):
+                units = first(min(widths), sizes) if options.discrepancy == "probe" else held(i, asked_in)
+                found = gradient(w, units, shards[i]), noise(w, units, shards[i], draw.pieces(i, r))
+                reports[i] = (r, *found)
+        came = [i for i in asked if i in reports and reports[i][0] == r]
+        return bool(came), sum(n[i] / batch[i] for i in asked)
+
+    def alpha_at(r):
+        known = [i for i in everybody if i in reports and (reports[i][0] >= asked_in or r - reports[i][0] <= age)]
+        zeta, q, some = distances([reports[i][1] for i in known]), [reports[i][2] for i in known], [n[i] for i in known]
         W = [num_params(units, w) for units in own]
-        vc = None if len(set(W)) == 1 else [a * 3 * math.log2(a) for a in W]
-        alpha = weights(zeta, q, n, vc, options)
-        if options.rate_rule == "plain":
-            return alpha, [1.0] * N
-        return alpha, perm_maths.visit_rates(alpha, zeta, q, n, options.batch_size)
+        vc = None if len(set(W)) == 1 else [W[i] * 3 * math.log2(W[i]) for i in known]
+        among = weights(zeta, q, some, vc, options) if known else []
+        slower = perm_maths.visit_rates(among, zeta, q, some, options.batch_size) if known else []
+        alpha, rates = [[float(i == j) for j in everybody] for i in everybody], [1.0] * N
+        for a, i in enumerate(known):
+            alpha[i][i] = 0.0
+            for b, j in enumerate(known):
+                alpha[i][j] = among[a][b]
+            rates[i] = slower[a] if options.rate_rule != "plain" else 1.0
+        return alpha, rates
 
     def travel(visits, r, tour, t):
         """Round t of a tour, in epoch r; the steps it takes."""
         taken = 0
         for i, j in visits:
             units = nested(i, j, tour * N + t)
-            if alpha[i][j] == 0 or units is None or not draw.here(j, r):
+            if alpha[i][j] == 0 or units is None:
+                continue
+            taken += K
+            if not draw.here(j, clock):
                 continue
             scale = alpha[i][j] * N if options.step_rule == "paper" else alpha[i][j] / max(alpha[i])
             left = 1 - (r + 0.5) / options.epochs if options.decay == "linear" else 1.0
@@ -280,22 +303,24 @@ def perm(shards, widths, w, options, draw, *, two_stages):
                 v[i] = distil(v[i], units, shards[j], batches, lr, pupils, options.inplace_kd)
             else:
                 v[i] = visit(v[i], units, shards[j], batches, lr, cap)
-            taken += K
         return taken
 
     def at_once(rounds, r, tour):
         """All visits of a tour, each of a copy of the model, which becomes their mean by alpha; the steps it takes."""
-        made = [[] for _ in everybody]
+        made, taken = [[] for _ in everybody], 0
         for i, j in [pair for visits in rounds for pair in visits]:
             units = nested(i, j, tour * N)
-            if alpha[i][j] == 0 or units is None or not draw.here(j, r):
+            if alpha[i][j] == 0 or units is None:
+                continue
+            taken += K
+            if not draw.here(j, clock):
                 continue
             left = 1 - (r + 0.5) / options.epochs if options.decay == "linear" else 1.0
             lr = options.personal_lr * left * rates[i]
             made[i].append((visit(v[i], units, shards[j], draw.visit_batches(i, j, tour), lr, cap), units, alpha[i][j]))
         for i in everybody:
             v[i] = weighted_mean(v[i], made[i])
-        return K * sum(len(each) for each in made)
+        return taken
 
     start = w
     for r in range(warmup_rounds):
@@ -304,8 +329,10 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             smaller = [sorted({width for width in widths if width <= own}) for own in widths]
             handed = [smaller[i][draw.width_choice(i, r, len(smaller[i]))] for i in everybody]
         units = [held(i, r, handed[i]) for i in everybody]
-        trained = [visit(w, units[i], shards[i], draw.global_batches(i, r), options.global_lr, cap) for i in everybody]
-        w = covered_mean(w, trained, units, [known for _, _, known in shards])
+        here = [i for i in everybody if draw.here(i, clock)]
+        trained = [visit(w, units[i], shards[i], draw.global_batches(i, r), options.global_lr, cap) for i in here]
+        w = covered_mean(w, trained, [units[i] for i in here], [shards[i][2] for i in here]) if here else w
+        clock += 1
         if options.projection is not None:
             w = projected(w, start, first(1, sizes), options.projection)
         spent += N * K
@@ -313,21 +340,25 @@ def perm(shards, widths, w, options, draw, *, two_stages):
     if options.first_alpha == "uniform":
         alpha, rates = [[1 / N] * N for _ in everybody], [1.0] * N
     else:
-        alpha, rates = alpha_at(w, 0)
-        spent += sum(n[i] / batch[i] for i in everybody)
+        spent += collect(w, 0)[1]
+        clock += 1
+        alpha, rates = alpha_at(0)
     yield w, alpha, v, None
     for r in range(options.epochs):
         if not options.steps and options.visits == "parallel":
             at_once(draw.rounds(r, alpha), r, r)
+            clock += 1
         elif not options.steps:
             for k, visits in enumerate(draw.rounds(r, alpha)):
                 travel(visits, r, r, k)
+                clock += 1
         elif options.visits == "parallel":
             planned, allowed = spent, spent + (steps - spent) / (options.epochs - r)
             rounds = draw.rounds(tour, alpha)
             while planned + K * sum(len(visits) for visits in rounds) <= allowed:
                 planned += K * sum(len(visits) for visits in rounds)
                 spent += at_once(rounds, r, tour)
+                clock += 1
                 tour += 1
                 rounds = draw.rounds(tour, alpha)
         else:
@@ -336,6 +367,7 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             while planned + K * len(rounds[t]) <= allowed:
                 planned += K * len(rounds[t])
                 spent += travel(rounds[t], r, tour, t)
+                clock += 1
                 t += 1
                 if t == len(rounds):
                     tour, t = tour + 1, 0
@@ -350,24 +382,38 @@ def perm(shards, widths, w, options, draw, *, two_stages):
         last = options.steps and r + 1 == options.epochs  # weights that nobody would use are not estimated
         if not two_stages and (r + 1) % options.alpha_every == 0 and not last:
             units = [held(i, warmup_rounds + r) for i in everybody]
-            found = [gradient(w, units[i], shards[i], draw.large_batch(i, r)) for i in everybody]
+            here = [i for i in everybody if draw.here(i, clock)]
+            found = [gradient(w, units[i], shards[i], draw.large_batch(i, r)) for i in here]
             nothing = [torch.zeros_like(x) for x in w]
-            step = covered_mean(nothing, found, units, [known for _, _, known in shards])
+            units, votes = [units[i] for i in here], [shards[i][2] for i in here]
+            step = covered_mean(nothing, found, units, votes) if here else nothing
+            clock += 1
             w = moved(w, step, cut(options.global_lr, cap, w, first(1, sizes), step))
             if options.projection is not None:
                 w = projected(w, centre, first(1, sizes), options.projection)
-            alpha, rates = alpha_at(w, r + 1)
-            spent += sum((n[i] + min(options.global_batch, n[i])) / batch[i] for i in everybody)
+            asked_in = r + 1
+            spent += collect(w, r + 1)[1] + sum(min(options.global_batch, n[i]) / batch[i] for i in everybody)
+            clock += 1
+            alpha, rates = alpha_at(r + 1)
             tour, t = tour + 1, 0
+        elif r + 1 < options.epochs and any(i not in reports or reports[i][0] < asked_in for i in everybody):
+            came, taken = collect(w, r + 1) if options.first_alpha != "uniform" else (False, 0)
+            spent += taken
+            clock += 1
+            if came:
+                alpha, rates = alpha_at(r + 1)
+                tour, t = tour + 1, 0
         mean = [[sum(each[i][k] for each in tail) / len(tail) for k in range(6)] for i in everybody] if tail else None
         yield w, alpha, list(v), mean
     if options.final_lr is not None:
         v = mean or v
         for i in everybody:
             total = [torch.zeros_like(x) for x in w]
-            for j in everybody:
+            here = [j for j in everybody if alpha[i][j] > 0 and draw.here(j, clock)]
+            for j in here:
                 static = [units[: len(kept)] for units, kept in zip(own[i], first(widths[j], sizes), strict=True)]
-                total = moved(total, gradient(v[i], static, shards[j]), -alpha[i][j])
+                share = alpha[i][j] / sum(alpha[i][k] for k in here)
+                total = moved(total, gradient(v[i], static, shards[j]), -share)
             v[i] = moved(v[i], total, options.final_lr)
             if options.projection is not None:
                 v[i] = projected(v[i], centre, own[i], options.projection)

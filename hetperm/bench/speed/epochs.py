@@ -73,7 +73,7 @@ def literal_epoch(federation: Federation, state: State, options: Options) -> Sta
             )
             for i, j in pairs
         ]
-        for (i, _), params in zip(pairs, federation.train(tasks), strict=True):
+        for (i, _), params in zip(pairs, federation.train(tasks, round=r), strict=True):
             v[i] = params
     state = replace(state, v=tuple(v), r=r + 1)
     return state.averaged(tail_begins(options.tail_average, options.epochs), federation.keep)

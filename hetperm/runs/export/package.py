@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetperm.client import Client, Pair, rows_of
+from hetperm.client import Client
 from hetperm.data.images import Preparation
 from hetperm.device.bench import ABSENT, masked
+from hetperm.shards import rows_of, size_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,12 @@ class Packaged(nn.Module):
 def samples_of(client: Client, most: int) -> tuple[Tensor, Tensor, str]:
     """At most so many samples (x, y) of a client, evenly spread, and whether they are its "val" or "train" data."""
     part = "train" if client.val is None else "val"
-    pair: Pair = client.data(part)
-    n = len(pair[1])
-    rows = torch.linspace(0, n - 1, min(n, most)).round().long()
-    x, y = rows_of(pair, rows)
+    shard = client.data(part)
+    n = size_of(shard)
+    x, y = rows_of(shard, torch.linspace(0, n - 1, min(n, most)).round().long())
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"the model of this client takes {len(x)} inputs and a file takes one; export a module that wraps it and "
+            "takes one tensor"
+        )
     return x.cpu(), y.cpu(), part

@@ -114,7 +114,18 @@ OF_THE_METHOD = (  # fields that a setting does not depend on: cells that differ
     *("steps", "epochs", "local_steps", "personal_lr", "global_lr", "step_cap", "warmup", "warmup_rounds"),
     *("extraction", "nested", "personal_width", "server_mix", "inplace_kd", "step_rule", "schedule", "discrepancy"),
     *("vc_weight", "regularization", "share", "noise_batches", "alpha_steps", "sketch", "tail_average", "alpha_every"),
-    *("participation", "projection", "final_lr", "eval_every", "eval_finished", "rivals", "algorithm", "baselines"),
+    *(
+        "participation",
+        "trace",
+        "report_age",
+        "projection",
+        "final_lr",
+        "eval_every",
+        "eval_finished",
+        "rivals",
+        "algorithm",
+        "baselines",
+    ),
     *("visits", "name", "out", "resume", "quiet", "seeds"),
 )
 
@@ -183,7 +194,7 @@ def warmed_up(setting: Setting, method: str) -> tuple[dict[str, Any], State | No
         "diverged": None,
         "alpha": dict(vars(alpha)),
         "group_size": sum(sizes) / len(sizes) if sizes else None,  # as a client sees it
-        "cost": dict(vars(state.work)),
+        "cost": state.work.figures,
     }, state
 
 

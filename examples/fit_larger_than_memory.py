@@ -1,0 +1,92 @@
+"""Shards twenty times as large as the memory that training may take: images are decoded when they are read.
+
+Four clients have scans in a folder, as torchvision's ImageFolder reads it: small files that take 4 MB each once they
+are decoded. The operating system allows this process 64 MB more than it has at the start (RLIMIT_DATA). Of what was
+decoded, 8 MB a client are kept (`Cached`). Gradient accumulation keeps the activations small as well.
+"""
+
+import argparse
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Subset
+from torchvision.datasets import ImageFolder
+
+from hetperm import Cached, Client, Config, fit
+
+SIDE, CLIENTS, MB = 1024, 4, 2**20
+CLASSES = ("level", "upright")
+
+
+def draw(folder: Path, count: int) -> None:
+    """Write scans with bars that lie or stand, as small files."""
+    generator = torch.Generator().manual_seed(0)
+    for k in range(count):
+        kind = CLASSES[k % 2]
+        bars = (torch.arange(SIDE) // int(torch.randint(24, 64, (), generator=generator))) % 2 * 255
+        pixels = bars.to(torch.uint8).expand(SIDE, SIDE)
+        pixels = pixels.T if kind == "level" else pixels
+        (folder / kind).mkdir(exist_ok=True)
+        Image.fromarray(pixels.contiguous().numpy()).save(folder / kind / f"{k:04}.png", compress_level=1)
+
+
+def decode(path: str) -> Tensor:
+    with Image.open(path) as image:
+        pixels = torch.frombuffer(bytearray(image.convert("L").tobytes()), dtype=torch.uint8)
+    return pixels.reshape(1, SIDE, SIDE).float() / 255 - 0.5
+
+
+@contextmanager
+def allowed(mb: int) -> Iterator[None]:
+    """A context in which the process may take so much more memory than it has now."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(status["VmData"].split()[0]) * 1024 + mb * MB, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 16, stride=16), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * 16, len(CLASSES))),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--mb", type=int, default=64, help="memory that training may take")
+    options = parser.parse_args()
+    count = 20 * options.mb // 4  # 4 MB each
+    with tempfile.TemporaryDirectory() as folder:
+        draw(Path(folder), count)
+        scans = ImageFolder(folder, loader=decode)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
+        shards = [Cached(Subset(scans, rows.tolist()), mb=8) for rows in order.chunk(CLIENTS)]
+        clients = [
+            Client(
+                Subset(shard, range(len(shard) - 10)),
+                test=Subset(shard, range(len(shard) - 10, len(shard))),
+                width=width,
+            )
+            for shard, width in zip(shards, (1.0, 0.5) * 2, strict=True)
+        ]
+        config = Config(steps=16, epochs=2, batch_size=4, accumulate=2, share=0.7, alpha_every=2, baselines=())
+        with allowed(options.mb):
+            result = fit(model(), clients, config)
+    print(f"{count} scans of 4 MB are {count * 4} MB, and training was allowed {options.mb} MB")
+    print(f"kept in memory: {sum(shard.mb_kept for shard in shards):.0f} MB")
+    print(f"accuracy {result.accuracy:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Checks of what users hand to the functions of this room: tensors, numbers of clients, counts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetperm.texts import shown
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """The value, which must be a tensor of real numbers; an error says what it is instead.
+
+    Example:
+        >>> tensor("zeta", [[0.0]])
+        Traceback (most recent call last):
+        TypeError: zeta is a list; it must be a tensor of numbers, such as torch.tensor([0.5, 0.5])
+    """
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        raise TypeError(f"{name} is a {kind}; it must be a tensor of numbers, such as torch.tensor([0.5, 0.5])")
+    if value.is_complex() or value.is_quantized or value.dtype == torch.bool:
+        raise ValueError(f"{name} is of {value.dtype}; it must hold real numbers")
+    if value.is_meta or value.is_nested or value.layout not in (torch.strided, torch.sparse_coo):
+        raise ValueError(f"{name} is {value.layout} on {value.device}; it must be a plain or sparse tensor with values")
+    return value
+
+
+def dense(name: str, value: Any) -> Tensor:
+    """The value, which must be a tensor of real numbers that is not sparse."""
+    if tensor(name, value).is_sparse:
+        raise ValueError(f"{name} is sparse; convert it with .to_dense()")
+    return value
+
+
+def square(name: str, value: Any) -> Tensor:
+    """The value, which must be a tensor of one row and one column for each client, dense or sparse."""
+    shape = tuple(tensor(name, value).shape)
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise ValueError(f"{name} has shape {shape}; it must be (N, N), one row and one column for each client")
+    return value
+
+
+def numbers(name: str, value: Any, device: torch.device | None = None) -> Tensor:
+    """The value, a number or several, in float64.
+
+    Example:
+        >>> numbers("n", [3, 4])
+        tensor([3., 4.], dtype=torch.float64)
+    """
+    if isinstance(value, Tensor):
+        dense(name, value)
+    try:
+        return torch.as_tensor(value, dtype=torch.float64, device=device).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"{name} is {shown(value)}; it must be a number, or a tensor or list of numbers") from error
+
+
+def count(name: str, value: Any, low: int) -> int:
+    """The value, which must be a whole number of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {low}")
+    return value
+
+
+def module(name: str, value: Any) -> nn.Module:
+    """The value, which must be a module whose parameters have their sizes."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} is {shown(value)}; it must be an nn.Module")
+    if any(isinstance(p, nn.UninitializedParameter) for p in value.parameters()):
+        raise ValueError(f"{name} has parameters without a size yet; call it once on a batch")
+    return value

@@ -1,0 +1,341 @@
+"""A client that was not there joins a finished run: a width, a row of mixing weights, a model made of its partners'.
+
+Nobody else does anything: the reports and the models of the others are in the run folder.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hetperm import config as configuration
+from hetperm import mixing
+from hetperm.client import Client
+from hetperm.config import Config
+from hetperm.device.bench import Loss, Workshop
+from hetperm.device.gradients import Report, ReportGradient
+from hetperm.device.updates import Sgd
+from hetperm.mixing import complexity, discrepancy
+from hetperm.params import Params, check_finite
+from hetperm.randomness import generator_for, seed_for
+from hetperm.report import page
+from hetperm.report.contents import read_csv
+from hetperm.runs import client_models, files, joined, server_file, setting
+from hetperm.runs.evaluate import accuracy
+from hetperm.runs.joined import Record
+from hetperm.runs.scores import load_for_evaluation, score
+from hetperm.runs.server_file import Server
+from hetperm.runs.setting import Metric, Setting, one_thread
+from hetperm.server.estimate import kept_row
+from hetperm.server.visits import mixed_over
+from submodels import WHOLE, Budget
+from submodels.budget import largest
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as far as a client that joins needs it.
+
+    Attributes:
+        setting: what its methods shared; of its clients nothing is used.
+        server: the global model and the reports, of clients that joined before too.
+        widths: (N,) the widths of the personal models.
+        tiers: (N,) the tiers.
+        sample: the shape of one input.
+        model_of: client -> the parameters of its deployed model.
+    """
+
+    setting: Setting
+    server: Server
+    widths: Sequence[float]
+    tiers: Sequence[str]
+    sample: Sequence[int]
+    model_of: Callable[[int], Params]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A client that joined.
+
+    Attributes:
+        client: its number in the run.
+        alpha: (N + 1,) whom it learns from; the last is its weight on itself.
+        model: its model, in evaluation mode.
+        accuracy, loss: on its test data; nan if it has none.
+        row: its line of clients.csv.
+        report: its gradient at the probe, or a sketch of it, and the noise.
+        channels: what its manifest says of the channels it keeps, and of the classes it knows.
+    """
+
+    client: int
+    width: float
+    alpha: Tensor
+    model: nn.Module
+    accuracy: float
+    loss: float
+    row: dict[str, Any]
+    report: Report
+    channels: dict[str, Any]
+
+
+def join(
+    folder: str | Path,
+    client: Client,
+    *,
+    budget: Budget | None = None,
+    steps: int = 0,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+) -> Joined:
+    """Let a client join the run in a folder, and write it as one more client of it.
+
+    Args:
+        folder: of a finished run of perm or perm-two-stage.
+        client: its data, as the run's model takes them, and its width.
+        budget: what its device can afford; its width is then the largest of the run's that fits.
+        steps: SGD steps that it takes on its own data at the end.
+        model: the model at full width, if the run was one of `fit`; others are built by name.
+        loss, metric: those of the run, if it had its own.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    with files.locked(folder):
+        run = read_run(folder, model=model, loss=loss, metric=metric)
+        new = added(run, client, budget=budget, steps=steps)
+        write(folder, new)
+        return new
+
+
+# The newcomer
+
+
+def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
+    """The client that joins; nothing is written. See `join` for the arguments."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= 1_000_000:
+        raise ValueError(f"steps is {steps!r}; a client that joins takes a whole number of at least 0")
+    number, config = len(run.widths), run.setting.config
+    width = client.width if budget is None else width_for(run, budget)
+    client = replace(client, key=number if client.key is None else client.key, width=width)
+    _check_client(run, client)
+    (client,) = setting.prepared([client], run.setting)
+    with one_thread():
+        report = _report(run, client)
+        alpha = row_of(run, client, report)
+        params = mixed_from(run, alpha, width)
+        bench = run.setting.shop.at(width)
+        bench.classes = client.classes
+        if steps:
+            update = Sgd(steps, config.batch_size, config.personal_lr, config.step_cap)
+            params = update(bench, params, client.train, generator_for(config.seed, "join", client.key))
+            check_finite(params, f"client {number}, which joins", "; take fewer steps")
+        own = replace(run.setting, clients=(client,))
+        (metric,), (loss,) = score(own, [params], [width], "test", where="joining")
+        load_for_evaluation(bench, params, client)
+        model = copy.deepcopy(bench.module).eval()
+    row = {
+        "client": number,
+        "tier": _tier(run, width),
+        "width": width,
+        "params": run.setting.num_params(width),
+        "group": client.group,
+        "n_train": client.n_train,
+        "n_val": client.n_val,
+        "accuracy": None if math.isnan(metric) else metric,
+        "loss": None if math.isnan(loss) else loss,
+        "effective_partners": float(1 / alpha.square().sum()),
+        "joined": 1,
+    }
+    index = run.setting.slicer.index(width)
+    channels = {} if index is WHOLE else client_models.channels(index)
+    if client.classes is not None:
+        channels["classes"] = client.classes.nonzero().flatten().tolist()
+    return Joined(number, width, alpha, model, metric, loss, row, report, channels)
+
+
+def width_for(run: Run, budget: Budget) -> float:
+    """The largest width in use in the run whose training fits a budget."""
+    scalable = run.setting.shop.scalable
+    if scalable is None:
+        return 1.0
+    size = run.setting.config.batch_size
+    return largest(lambda width: scalable.cost(width, batch_size=size), budget, sorted(set(run.widths)))
+
+
+def _report(run: Run, client: Client) -> Report:
+    """The newcomer's report at the probe, made as all others were."""
+    config, server, slicer = run.setting.config, run.server, run.setting.slicer
+    bench, seed = run.setting.shop.at(server.width), seed_for(config.seed, "sketch")
+    bench.classes = client.classes
+    update = ReportGradient(config.noise_batches, config.sketch, seed, chunk=config.batch_size)
+    probe = slicer.cut(server.w, slicer.index(server.width))
+    report = update(bench, probe, client.train, generator_for(config.seed, "report of a newcomer", client.key))
+    check_finite({"the gradient": report.gradient}, f"client {len(run.widths)}, which joins")
+    return Report(kept_row(report.gradient, server.gradient.shape[1], seed), report.noise)
+
+
+def row_of(run: Run, client: Client, report: Report) -> Tensor:
+    """(N + 1,) the mixing weights of the newcomer, as if it had reported with the others; the last is its own.
+
+    Clients whose report is not known have none.
+    """
+    config, server = run.setting.config, run.server
+    known = server.known.nonzero().flatten()
+    zeta, q, n = compared(server, client.n_train, report)
+    widths = [run.widths[j] for j in known.tolist()] + [client.width]
+    row = mixing.weights(
+        zeta,
+        q,
+        n,
+        regularization=config.regularization,
+        vc=complexity.vc_of_widths(run.setting.shop.scalable, widths),
+        vc_weight=config.vc_weight,
+        alpha_steps=config.alpha_steps,
+        share=server.share,
+    )[-1]
+    alpha = torch.zeros(len(run.widths) + 1, dtype=torch.float64)
+    alpha[known], alpha[-1] = row[:-1], row[-1]
+    return alpha
+
+
+def compared(server: Server, samples: int, report: Report) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(zeta, q, n) of the clients whose reports are known and, last, of a newcomer with this many samples."""
+    known = server.known
+    if report.gradient.shape != server.gradient[0].shape:
+        raise ValueError(
+            f"reports of {len(report.gradient)} numbers cannot be compared with those of the run, which have "
+            f"{server.gradient.shape[1]}; its config.toml or {server_file.NAME} was changed"
+        )
+    gradients = torch.cat([server.gradient[known], report.gradient[None].to(server.gradient)])
+    n = torch.cat([server.samples[known].double(), torch.tensor([float(samples)], dtype=torch.float64)])
+    q = torch.cat([server.noise[known], torch.tensor([report.noise], dtype=torch.float64)])
+    q = None if q.isnan().all() else discrepancy.fill_noise(q, n)
+    return discrepancy.pairwise(gradients).double(), q, n
+
+
+def mixed_from(run: Run, alpha: Tensor, width: float) -> Params:
+    """A model of this width: the mean of the partners' models by alpha, over what they share with it.
+
+    What no partner has comes from the global model, and so does everything for a client without partners.
+    """
+    weights = {j: float(alpha[j]) for j in alpha[:-1].nonzero().flatten().tolist()}
+    slicer = run.setting.slicer
+    models = {j: run.model_of(j) for j in weights} | {len(alpha) - 1: slicer.cut(run.server.w, slicer.index(width))}
+    return mixed_over(slicer, len(alpha) - 1, models, [*run.widths, width], weights)
+
+
+def _tier(run: Run, width: float) -> str:
+    """The tier of the run whose clients have this width; the width itself if there is none."""
+    return next((tier for tier, own in zip(run.tiers, run.widths, strict=True) if own == width), f"{width:g}")
+
+
+def _check_client(run: Run, client: Client) -> None:
+    """Raise an error if the newcomer's width or data do not fit the run."""
+    slicer, probe = run.setting.slicer, run.server.width
+    if client.width < probe and slicer.index(client.width, within=probe) is not WHOLE:
+        raise ValueError(
+            f"width {client.width:g} is below {probe:g}, the smallest of the run, at which its clients compare "
+            "gradients; train another run with such clients in it"
+        )
+    if client.width < 1 and run.setting.shop.scalable is None:
+        raise ValueError(f"width {client.width:g}: all clients of the run hold the whole model; join with width 1")
+    setting.check_newcomer(client, run.setting, run.sample)
+
+
+# The run folder
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise an error unless the folder holds a finished run."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}; name the folder of a run")
+    if (folder / "seeds.csv").is_file():
+        raise ValueError(f"{folder} holds several seeds; name the folder of one of them, such as {folder}/seed-0")
+    if not (folder / "config.toml").is_file():
+        raise ValueError(f"{folder} holds no config.toml; name the folder of a run")
+    if not client_models.clients(folder):
+        raise ValueError(f"{folder} has no clients' models in models/; finish the run first, or train it again")
+    server_file.load(folder)  # called for its error, which says more than that of the checksums
+    if not files.is_whole(folder):
+        raise ValueError(
+            f"{folder} is no finished run, or a file of it was changed (checksums.txt); "
+            f"`hetperm train --resume --out {folder}` with its settings finishes or mends it"
+        )
+
+
+def read_run(
+    folder: Path, *, model: nn.Module | None = None, loss: Loss | None = None, metric: Metric | None = None
+) -> Run:
+    """The run in a folder."""
+    config = configuration.load(folder / "config.toml")
+    if config.discrepancy != "probe":
+        raise ValueError(
+            f"{folder}: clients were compared with discrepancy {config.discrepancy!r}, each at its own part of the "
+            "model; only a run with discrepancy 'probe' can be joined"
+        )
+    rows, records = read_csv(folder / "clients.csv"), joined.read(folder)
+    server = with_joined(server_file.load(folder), records)
+    if len(rows) != len(server.known):
+        raise ValueError(f"{folder}: clients.csv has {len(rows)} clients and {server_file.NAME} {len(server.known)}")
+    manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
+    widths = [manifest["width"] for manifest in manifests]
+    own = _setting_of(config, manifests[0], cut=any([width < 1 for width in widths]), model=model)
+    own = replace(own, shop=Workshop(own.shop.full.module, loss or F.cross_entropy, own.shop.scalable))
+    own = replace(own, metric=metric or accuracy)
+    full = own.shop.scalable or own.shop.full.module
+
+    def model_of(j: int) -> Params:
+        module = client_models.load_client(folder, j, model=full)
+        return {name: p.detach() for name, p in module.named_parameters() if name in server.w}
+
+    return Run(own, server, widths, [str(row["tier"]) for row in rows], manifests[0]["input"], model_of)
+
+
+def _setting_of(config: Config, manifest: dict[str, Any], *, cut: bool, model: nn.Module | None) -> Setting:
+    """The setting of a run, without clients, from its configuration and the manifest of a client."""
+    architecture = manifest["architecture"]
+    if model is None and "name" not in architecture:
+        raise ValueError(
+            f"the model of the run is a {architecture.get('class')}, which has no name in the zoo; join in Python and "
+            "give it at full width: hetperm.join(folder, client, model=...)"
+        )
+    if model is None:
+        sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
+        model = setting.build(config, sizes)
+    dtype = getattr(torch, manifest.get("input_dtype", "float32"))
+    example = torch.zeros(1, *manifest["input"], dtype=dtype)
+    return setting.empty(copy.deepcopy(model), config, example, dataset=manifest["dataset"], cut=cut)
+
+
+def with_joined(server: Server, records: Sequence[Record]) -> Server:
+    """What the server knows, with the reports of clients that joined before."""
+    if not records:
+        return server
+    return replace(
+        server,
+        gradient=torch.cat([server.gradient, *[record.gradient[None].to(server.gradient) for record in records]]),
+        noise=torch.cat([server.noise, torch.tensor([record.noise for record in records], dtype=torch.float64)]),
+        samples=torch.cat([server.samples, torch.tensor([record.row["n_train"] for record in records])]),
+        known=torch.cat([server.known, torch.ones(len(records), dtype=torch.bool)]),
+    )
+
+
+def write(folder: Path, new: Joined) -> None:
+    """Write the newcomer as one more client of the run folder: model, manifest, tables, page and checksums."""
+    records = joined.read(folder)
+    manifest = client_models.read_manifest(folder, 0)
+    for key in ("counts", "kept", "classes"):
+        manifest.pop(key, None)
+    manifest |= {"width": new.width, "alpha": new.alpha.tolist(), "joined": True, **new.channels}
+    manifest |= {key: new.row[key] for key in ("tier", "group", "n_train", "accuracy")}
+    client_models.save_client(folder, new.client, new.model, manifest)
+    joined.write(folder, [*records, Record(new.row, new.alpha, new.report.gradient, new.report.noise)])
+    joined.extend_tables(folder, trained=new.client - len(records))
+    files.write(folder / page.NAME, page.render(folder))
+    files.write_checksums(folder)  # last, as in every run: until then the folder is not whole

@@ -1,0 +1,118 @@
+"""joined.safetensors: the clients that joined a finished run, and how its tables are extended by them."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from hetperm.report.contents import read_csv
+from hetperm.runs import client_models, files
+
+NAME = "joined.safetensors"
+FORMAT = 1
+_ENTRY = "hetperm joined"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A client that joined.
+
+    Attributes:
+        row: its line of clients.csv.
+        alpha: (n + 1,) its mixing weights, n being the clients before it; the last is its weight on itself.
+        gradient: (s,) of its report; `noise`: its variance.
+    """
+
+    row: Mapping[str, Any]
+    alpha: Tensor
+    gradient: Tensor
+    noise: float
+
+
+def read(folder: Path) -> list[Record]:
+    """The clients that joined a run, in the order in which they came."""
+    path = folder / NAME
+    if not path.is_file():
+        return []
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = json.loads(file.metadata()[_ENTRY])
+            return [
+                Record(row, file.get_tensor(f"alpha {k}").clone(), file.get_tensor(f"gradient {k}").clone(), noise)
+                for k, (row, noise) in enumerate(zip(content["rows"], content["noise"], strict=True))
+            ]
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and let those clients join again") from error
+
+
+def write(folder: Path, records: Sequence[Record]) -> None:
+    """Write the file completely, or leave the old one as it was."""
+    tensors = {}
+    for k, record in enumerate(records):
+        tensors[f"alpha {k}"] = record.alpha.clone()
+        tensors[f"gradient {k}"] = record.gradient.detach().cpu().clone()
+    content = {"format": FORMAT, "rows": [dict(one.row) for one in records], "noise": [one.noise for one in records]}
+    files.write(folder / NAME, safetensors.save(tensors, {_ENTRY: json.dumps(content)}))
+
+
+def extend_tables(folder: Path, trained: int) -> None:
+    """Make clients.csv and the mixing weights of a run hold the clients that joined.
+
+    Args:
+        trained: the number of clients that the run was trained with; what the tables hold beyond them is replaced.
+    """
+    records = read(folder)
+    if not records:
+        return
+    models = set(client_models.clients(folder))
+    for record in records:
+        if record.row["client"] not in models:
+            log.warning("the model of client %d, which joined, is gone; let it join again", record.row["client"])
+    rows = read_csv(folder / "clients.csv")[:trained]
+    files.write_csv(folder / "clients.csv", [*rows, *(record.row for record in records)])
+    alpha = read_alpha(folder)[:trained, :trained]
+    files.write_alpha(folder, extended(alpha, [record.alpha for record in records]))
+
+
+def read_alpha(folder: Path) -> Any:
+    """The mixing weights of a run: a numpy array, or a sparse array of scipy."""
+    if (folder / "alpha.npy").is_file():
+        return np.load(folder / "alpha.npy", allow_pickle=False)
+    if not (folder / "alpha.npz").is_file():
+        raise ValueError(f"{folder} has no mixing weights (alpha.npy); name the folder of a run of perm")
+    from scipy import sparse
+
+    return sparse.csr_array(sparse.load_npz(folder / "alpha.npz"))
+
+
+def extended(alpha: Any, rows: Sequence[Tensor]) -> Any:
+    """The mixing weights with a row for each newcomer. Nobody learns from a newcomer but those who came after it.
+
+    Example:
+        >>> import torch
+        >>> extended(np.eye(1), [torch.tensor([0.75, 0.25])]).tolist()
+        [[1.0, 0.0], [0.75, 0.25]]
+    """
+    old, total = alpha.shape[0], alpha.shape[0] + len(rows)
+    if isinstance(alpha, np.ndarray):
+        out = np.zeros((total, total), alpha.dtype)
+        out[:old, :old] = alpha
+        for k, row in enumerate(rows):
+            out[old + k, : len(row)] = row.numpy()
+        return out
+    from scipy import sparse
+
+    out = sparse.lil_array((total, total), dtype=alpha.dtype)
+    out[:old, :old] = alpha
+    for k, row in enumerate(rows):
+        for j in row.nonzero().flatten().tolist():
+            out[old + k, j] = float(row[j])
+    return sparse.csr_array(out)

@@ -1,0 +1,109 @@
+"""server.safetensors: what the server knows at the end of a run that a client needs who joins later.
+
+The global model, and of every client's report at it the gradient (or a sketch of it), its noise and its samples.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
+from torch import Tensor
+
+import hetperm
+from hetperm.params import Params
+from hetperm.runs import files
+
+NAME = "server.safetensors"
+FORMAT = 1
+_ENTRY = "hetperm server"  # the only metadata entry: safetensors does not fix the order of several
+_W = "w/"  # begins the names of the global model's tensors
+_TABLES = ("gradient", "noise", "samples", "known")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server knows.
+
+    Attributes:
+        w: the global model.
+        gradient: (N, s) of each client's report at the probe, itself or as a sketch.
+        noise: (N,) its variance; nan where a client has too few samples to tell.
+        samples: (N,) training samples.
+        known: (N,) bool, whether a client has a report that is not too old; what the others have is zero.
+        width: the width of the probe.
+        share: how much difference is worth sharing.
+        method: the method of the run.
+    """
+
+    w: Params
+    gradient: Tensor
+    noise: Tensor
+    samples: Tensor
+    known: Tensor
+    width: float
+    share: float
+    method: str
+
+
+def save(folder: Path, server: Server) -> None:
+    """Write the file completely, or leave the old one as it was."""
+    tensors = {f"{_W}{name}": x for name, x in server.w.items()} | {name: getattr(server, name) for name in _TABLES}
+    about = {
+        "format": FORMAT,
+        "hetperm": hetperm.__version__,
+        "method": server.method,
+        "width": server.width,
+        "share": server.share,
+    }
+    # Copies: tensors of a model may share memory, which safetensors refuses.
+    own = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+    files.write(folder / NAME, safetensors.save(own, {_ENTRY: json.dumps(about)}))
+
+
+def load(folder: Path) -> Server:
+    """Read the file; a ValueError of one sentence if there is none, or it is of another version or damaged."""
+    path = folder / NAME
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {NAME}, which holds the reports of its clients; runs of perm and perm-two-stage write it "
+            "if they estimate mixing weights (train again if an older version wrote the run)"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()[_ENTRY])
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        version, wrote = about["format"], about["hetperm"]
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); copy it again from the run") from error
+    if version != FORMAT or wrote != hetperm.__version__:
+        raise ValueError(f"hetperm {wrote} wrote {path} and this is {hetperm.__version__}; join with that version")
+    w = {name.removeprefix(_W): x for name, x in tensors.items() if name.startswith(_W)}
+    wrong = _wrong(w, tensors, about)
+    if wrong:
+        raise ValueError(f"{path}: {wrong} is not what a run writes; copy it again from the run")
+    tables = {name: tensors[name] for name in _TABLES}
+    return Server(w, **tables, width=about["width"], share=about["share"], method=about["method"])
+
+
+def _wrong(w: Params, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str | None:
+    """The first part of a file that cannot be right; None if all can."""
+    if not w or any(name not in tensors for name in _TABLES):
+        return "its list of tensors"
+    count = len(tensors["known"])
+    shapes = {"gradient": 2, "noise": 1, "samples": 1, "known": 1}
+    fits = {
+        **{name: tensors[name].dim() == dims and len(tensors[name]) == count for name, dims in shapes.items()},
+        "known": tensors["known"].dtype == torch.bool,
+        "samples": bool((tensors["samples"] > 0).all()),
+        "width": isinstance(about.get("width"), float) and 0 < about["width"] <= 1,
+        "share": isinstance(about.get("share"), float) and math.isfinite(about["share"]) and about["share"] >= 0,
+        "the global model": all([bool(x.isfinite().all()) for x in w.values()]),
+        "a gradient": bool(tensors["gradient"].isfinite().all()),
+    }
+    return next((name for name, right in fits.items() if not right), None)

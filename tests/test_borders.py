@@ -1,0 +1,150 @@
+"""What users hand to the functions of mixing and of the schedule is checked at the border, in one sentence."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hetperm import complexity, discrepancy, mixing, shuffle
+from hetperm.mixing import simplex
+
+ZETA = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
+Q, N = torch.ones(3), torch.tensor([10, 30, 30])
+ALPHA = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+GENERATOR = torch.Generator()
+SOME = torch.tensor([1.0, math.nan, 1.0])
+
+# Functions of one tensor, the others being right
+OF_A_TENSOR = {
+    "sparse": mixing.sparse,
+    "rows_of": mixing.rows_of,
+    "effective_partners": mixing.effective_partners,
+    "nonzero": mixing.nonzero,
+    "self_weight": mixing.self_weight,
+    "same_group_mass": lambda x: mixing.same_group_mass(x, "aab"),
+    "solve": lambda x: mixing.solve(x, torch.ones(3), 1.0),
+    "descend": lambda x: mixing.descend(x, torch.ones(3), 1.0, 2),
+    "noise": lambda x: mixing.noise(x, Q, N),
+    "level": lambda x: mixing.level(x, Q, N),
+    "weights": lambda x: mixing.weights(x, Q, N),
+    "weights_of": lambda x: mixing.weights_of([0], x, Q, N),
+    "sparse_weights": lambda x: mixing.sparse_weights(x, Q, N),
+    "spread of alpha": lambda x: mixing.spread(x, ZETA, Q),
+    "spread of zeta": lambda x: mixing.spread(ALPHA, x, Q),
+    "project": simplex.project,
+    "schedule": lambda x: shuffle.schedule(x, GENERATOR),
+    "rounds_of": shuffle.rounds_of,
+    "pairwise": discrepancy.pairwise,
+    "Distances": discrepancy.Distances,
+    "sketch": discrepancy.sketch,
+    "noise of gradients": discrepancy.noise,
+    "mean_and_noise": lambda x: discrepancy.mean_and_noise([x], [1]),
+    "fill_noise": lambda x: discrepancy.fill_noise(x, N),
+}
+NO_TENSORS = {
+    "None": None,
+    "a number": 2.5,
+    "a text": "x",
+    "a list": [[0.0, 1.0], [1.0, 0.0]],
+    "an array": np.zeros((3, 3)),
+    "a scalar": torch.tensor(True),
+    "bools": torch.ones(3, 3, dtype=torch.bool),
+    "complex": torch.ones(3, 3, dtype=torch.cfloat),
+    "meta": torch.ones(3, 3, device="meta"),
+    "empty": torch.zeros(0, 0),
+}
+
+
+@pytest.mark.parametrize("value", NO_TENSORS.values(), ids=NO_TENSORS)
+@pytest.mark.parametrize("function", OF_A_TENSOR.values(), ids=OF_A_TENSOR)
+def test_what_is_no_tensor_of_numbers_is_refused_in_one_sentence(function, value):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        function(value)
+    assert caught.traceback[-1].path.parts[-3] in ("hetperm", "mixing", "server")  # raised here, not somewhere in torch
+    assert "\n" not in str(caught.value) and str(caught.value)
+
+
+OF_CLIENTS = {
+    "n of solve": lambda x: mixing.solve(ZETA, x, 1.0),
+    "n of weights": lambda x: mixing.weights(ZETA, Q, x),
+    "q of weights": lambda x: mixing.weights(ZETA, x, N),
+    "vc of weights": lambda x: mixing.weights(ZETA, Q, N, vc=x, vc_weight=0.1),
+    "q of spread": lambda x: mixing.spread(ALPHA, ZETA, x),
+    "n of fill_noise": lambda x: discrepancy.fill_noise(SOME, x),
+    "sizes": lambda x: discrepancy.noise(torch.ones(3, 2), x),
+    "vc of term": lambda x: complexity.term(x, N),
+    "n of term": lambda x: complexity.term(torch.ones(3), x),
+}
+NO_NUMBERS = {
+    "a text": "x",
+    "texts": ["a", "b", "c"],
+    "an object": object(),
+    "negative": [-1.0, 1.0, 1.0],
+    "infinite": [math.inf, 1.0, 1.0],
+    "huge": [10**400, 1, 1],
+    "other clients": torch.ones(4),
+    "a column": torch.ones(3, 1),
+    "complex": torch.ones(3, dtype=torch.cfloat),
+    "meta": torch.ones(3, device="meta"),
+    "sparse": torch.ones(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+@pytest.mark.parametrize("function", OF_CLIENTS.values(), ids=OF_CLIENTS)
+def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(function, value):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        function(value)
+    assert caught.traceback[-1].path.parts[-3] in ("hetperm", "mixing")
+    assert "\n" not in str(caught.value) and str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mixing.effective_partners(torch.ones(2, 2)), "row 0 of alpha sums to 2; a row holds weights >= 0"),
+        (lambda: mixing.self_weight(torch.full((2, 2), math.nan)), "row 0 of alpha sums to nan"),
+        (lambda: mixing.effective_partners(torch.tensor([[1.0, 0.0], [0.0, 0.0]])), "row 1 of alpha sums to 0"),
+        (lambda: mixing.self_weight(torch.tensor([[2.0, -1.0], [0.0, 1.0]])), "row 0 of alpha sums to 1; a row holds"),
+        (lambda: mixing.same_group_mass(ALPHA, [[1], [2], [3]]), "groups must be one label for each client"),
+        (lambda: mixing.same_group_mass(ALPHA, None), "groups is a NoneType; it must be a list"),
+        (lambda: mixing.sparse([]), "the blocks of alpha have the shapes []"),
+        (lambda: mixing.sparse([torch.ones(1, 3), torch.ones(1, 2)]), "they must be (rows, N)"),
+        (lambda: mixing.weights(-ZETA, Q, N), "zeta holds -9.0; a squared distance is zero or more"),
+        (lambda: mixing.weights_of([3], ZETA, Q, N), "clients is [3]; it must be a list of positions from 0 to 2"),
+        (lambda: mixing.weights_of(["a"], ZETA, Q, N), "clients is ['a']; it must be a number, or a tensor or list"),
+        (lambda: mixing.noise(ZETA, None, N), "the noise q of the gradients is missing"),
+        (lambda: mixing.weights(ZETA, Q, N, regularization=None), "unknown regularization None"),
+        (lambda: mixing.weights(ZETA, Q, N, regularization=True), "unknown regularization True"),
+        (lambda: mixing.weights(ZETA, Q, N, alpha_steps=1.5), "alpha_steps is 1.5; it must be a whole number"),
+        (lambda: mixing.weights(ZETA, Q, N, share="x"), "share is 'x'; it must be a number of at least 0"),
+        (lambda: mixing.weights(ZETA, Q, N, share=10**400), "share is larger than any number; give inf"),
+        (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=math.inf), "vc_weight is inf; it must be a number"),
+        (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=10**400), "it must be a number, zero or more, or 'raw'"),
+        (lambda: mixing.solve(ZETA, N, "x"), "lam is 'x'; it must be a number, or a tensor or list of numbers"),
+        (lambda: mixing.descend(ZETA, N, 1.0, 2.0), "steps is 2.0; it must be a whole number of at least 0"),
+        (lambda: shuffle.ring(0, GENERATOR), "N is 0; it must be a whole number of at least 1"),
+        (lambda: shuffle.ring(3, None), "the generator is a NoneType; give a torch.Generator"),
+        (lambda: shuffle.schedule(ALPHA, 3), "the generator is a int; give a torch.Generator"),
+        (lambda: shuffle.rounds_of(torch.tensor([[0, 5], [1, 0]])), "it must hold the number of a host, 0 to N - 1"),
+        (lambda: discrepancy.pairwise(3), "gradients is a int; it must be a tensor (N, d), or chunks of it"),
+        (lambda: discrepancy.sketch(torch.ones(5), 0), "size is 0; it must be a whole number of at least 1"),
+        (lambda: discrepancy.sketch(torch.ones(5), 4, -1), "seed is -1; it must be a whole number of at least 0"),
+        (lambda: discrepancy.sketch(torch.ones(2, 0)), "has no coordinates; there is nothing to sketch"),
+        (lambda: complexity.vc(2.0, 3), "num_params is 2.0; it must be a whole number"),
+        (lambda: complexity.vc_of(nn.Linear), "it must be an nn.Module"),
+        (lambda: complexity.num_layers(nn.LazyLinear(3)), "has parameters without a size yet"),
+    ],
+)
+def test_a_wrong_argument_is_named(call, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+def test_the_spread_of_sparse_weights_in_single_precision_is_that_of_dense_ones():
+    dense, sparse = (mixing.spread(alpha, ZETA, Q) for alpha in (ALPHA, ALPHA.to_sparse()))
+    assert dense.dtype == sparse.dtype == torch.float64
+    torch.testing.assert_close(sparse, dense)

@@ -1,0 +1,305 @@
+"""Clients that join a finished run: whom they learn from, what their model is made of, what the folder then holds."""
+
+import csv
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import tiny, without_what_others_test
+
+from hetperm import Client, load_client, mixing
+from hetperm.cli import join as join_command
+from hetperm.cli import who
+from hetperm.cli.main import guarded
+from hetperm.mixing import complexity, discrepancy
+from hetperm.runs import experiment, files, join, joined, partners, server_file
+from hetperm.runs.setting import from_config
+from submodels import Budget
+
+LEFT_OUT = 2
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(the result of a run of four clients, the two clients that were left out of it)."""
+    folder = tmp_path_factory.mktemp("join") / "run"
+    with without_what_others_test():
+        config = tiny(baselines=(), epochs=2, warmup_rounds=8, local_steps=3, out=folder, share="look-ahead")
+        whole = from_config(config)
+        few = replace(whole, clients=whole.clients[:-LEFT_OUT], tiers=whole.tiers[:-LEFT_OUT])
+        few = replace(few, config=few.config.override(num_clients=len(few.clients)))
+        with experiment._opened(few.config) as opened:
+            return experiment._execute(few, opened, None), whole.clients[-LEFT_OUT:]
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of the run's folder, to be joined."""
+    return shutil.copytree(finished[0].folder, tmp_path / "run")
+
+
+def wide_enough(client, run) -> Client:
+    return replace(client, width=max(client.width, min(run.widths)))
+
+
+def data_file(path: Path, client: Client) -> Path:
+    """The data of a client as a file."""
+    pairs = [client.train, client.test]
+    x, y = (np.concatenate([pair[k].numpy() for pair in pairs]) for k in (0, 1))
+    np.savez(path, x=x, y=y, split=np.repeat([0, 1], [len(pair[1]) for pair in pairs]))
+    return path
+
+
+# The row and the model
+
+
+def test_the_row_is_the_one_that_all_clients_together_would_give(finished):
+    """The newcomer's report and those of the others, at the same model: the last row of the mixing problem."""
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
+    client = wide_enough(client, run)
+    new = join.added(run, client)
+    setting = result.setting
+    probe = setting.slicer.cut(result.state.w, setting.slicer.index(run.server.width))
+    gradients = []
+    for each in (*setting.clients, client):
+        bench = setting.shop.at(run.server.width)
+        bench.load(probe)
+        gradients.append(torch.cat([g.reshape(-1) for g in bench.gradient(*each.train)]))
+    zeta = discrepancy.pairwise(torch.stack(gradients)).double()
+    q = torch.tensor([*run.server.noise.tolist(), new.report.noise], dtype=torch.float64)
+    n = torch.tensor([*(each.n_train for each in setting.clients), client.n_train])
+    vc = complexity.vc_of_widths(setting.shop.scalable, [*result.main.widths, client.width])
+    expected = mixing.weights(zeta, q, n, vc=vc, vc_weight=0.05, share=run.server.share)[-1]
+    torch.testing.assert_close(new.alpha, expected, rtol=0, atol=1e-5)
+    assert float(new.alpha.sum()) == pytest.approx(1) and new.client == 4
+
+
+def test_the_model_is_the_mean_of_the_partners_over_what_they_share(finished):
+    result, _ = finished
+    run = join.read_run(result.folder)
+    widths, width = list(result.main.widths), 1.0
+    alpha = torch.tensor([0.2, 0.0, 0.3, 0.1, 0.4], dtype=torch.float64)
+    model, slicer = join.mixed_from(run, alpha, width), result.setting.slicer
+    for name, x in result.state.w.items():
+        total, weight = torch.zeros_like(x), torch.zeros_like(x)
+        for j in (0, 2, 3):
+            index = slicer.index(widths[j])
+            part, mask = result.state.deployed[j][name], torch.ones_like(result.state.deployed[j][name])
+            whole = torch.zeros_like(x)
+            total += float(alpha[j]) * (part if widths[j] == 1 else index.scatter_(name, whole.clone(), part))
+            weight += float(alpha[j]) * (mask if widths[j] == 1 else index.scatter_(name, whole.clone(), mask))
+        expected = torch.where(weight > 0, total / weight, x)
+        torch.testing.assert_close(model[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_without_partners_gets_its_part_of_the_global_model(finished):
+    run = join.read_run(finished[0].folder)
+    alone = torch.tensor([0.0] * 4 + [1.0], dtype=torch.float64)
+    model, part = join.mixed_from(run, alone, 1.0), run.server.w
+    assert all([torch.equal(model[name], part[name]) for name in part])
+
+
+def test_steps_at_home_change_the_model_and_are_repeatable(finished):
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
+    client = wide_enough(client, run)
+    models = [join.added(run, client, steps=steps).model.state_dict() for steps in (0, 4, 4)]
+    name = next(iter(models[0]))
+    assert not torch.equal(models[0][name], models[1][name]) and torch.equal(models[1][name], models[2][name])
+
+
+def test_a_budget_gives_the_largest_width_of_the_run_that_fits(finished):
+    run = join.read_run(finished[0].folder)
+    scalable, widths = run.setting.shop.scalable, sorted(set(run.widths))
+    assert len(widths) > 1
+    for width in widths:
+        mmacs = scalable.cost(width, batch_size=32).macs / 1e6
+        assert join.width_for(run, Budget(mmacs=mmacs)) == width
+    with pytest.raises(ValueError, match="mmacs"):
+        join.width_for(run, Budget(mmacs=1e-9))
+
+
+def test_who_has_no_report_is_nobodys_partner(finished):
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
+    client = wide_enough(client, run)
+    known = torch.tensor([True, False, True, True])
+    new = join.added(replace(run, server=replace(run.server, known=known)), client)
+    assert new.alpha[1] == 0 and float(new.alpha.sum()) == pytest.approx(1)
+
+
+# The folder
+
+
+def rows(folder) -> list[dict]:
+    with open(folder / "clients.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_newcomer_is_one_more_client_of_the_folder(finished, folder):
+    before, summary = rows(folder), (folder / "summary.json").read_bytes()
+    run = join.read_run(folder)
+    first, second = (join.join(folder, wide_enough(client, run)) for client in finished[1])
+    assert (first.client, second.client) == (4, 5) and len(second.alpha) == 6
+    assert [{key: row[key] for key in before[0]} for row in rows(folder)[:4]] == before
+    assert [row["joined"] for row in rows(folder)] == ["", "", "", "", "1", "1"]
+    alpha = np.load(folder / "alpha.npy")
+    assert alpha.shape == (6, 6) and not alpha[:4, 4:].any() and alpha[4, 5] == 0
+    assert alpha[5].tolist() == second.alpha.tolist()
+    assert (folder / "summary.json").read_bytes() == summary
+    assert files.is_whole(folder)
+    assert subprocess.run(["sha256sum", "-c", "checksums.txt"], cwd=folder, capture_output=True).returncode == 0
+    client = replace(finished[1][1], width=second.width)
+    with torch.no_grad():
+        said = load_client(folder, 5)(client.test[0]).argmax(1)
+    assert float((said == client.test[1]).float().mean()) == pytest.approx(second.accuracy, abs=1e-6)
+    manifest = json.loads((folder / "models" / "client_005.json").read_text())
+    assert manifest["joined"] is True and manifest["alpha"] == second.alpha.tolist()
+    assert "<td>1</td>" in (folder / "report.html").read_text()
+
+
+def test_a_joined_run_that_lost_a_file_gets_it_again_with_the_newcomer(finished, folder):
+    result, (client, _) = finished
+    join.join(folder, wide_enough(client, join.read_run(folder)))
+    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".csv", ".npy", ".html")}
+    (folder / "clients.csv").unlink()
+    (folder / "alpha.npy").unlink()
+    with without_what_others_test(), experiment._opened(result.setting.config.override(out=folder, resume=True)):
+        experiment._execute(result.setting, folder, None)
+    assert files.is_whole(folder)
+    for name, content in whole.items():
+        assert (folder / name).read_bytes() == content, name
+
+
+def test_a_result_without_a_folder_can_be_joined(finished):
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
+    client = wide_enough(client, run)
+    new = replace(result, folder=None).join(client)
+    other = join.added(run, client)
+    torch.testing.assert_close(new.alpha, other.alpha)
+    assert new.accuracy == pytest.approx(other.accuracy, abs=1e-6)
+
+
+# The commands
+
+
+def test_the_command_joins_and_says_whom_the_client_learns_from(finished, folder, tmp_path, capsys):
+    path, tier = data_file(tmp_path / "new.npz", finished[1][0]), finished[0].clients[0]["tier"]
+    assert guarded(join_command.main, [str(folder), "--data", str(path), "--tier", tier, "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "client 4 (" in out and "joined" in out and "test accuracy" in out and "models/client_004" in out
+    assert guarded(who.main, [str(folder), "--client", "4"]) == 0
+    assert "beyond noise" in capsys.readouterr().out
+
+
+def test_who_shows_every_client_with_its_weight_distance_and_noise(finished):
+    result, _ = finished
+    found, server = partners.of(result.folder, 1), server_file.load(result.folder)
+    assert sorted(row["client"] for row in found.rows) == [0, 1, 2, 3]
+    weights = [row["weight"] for row in found.rows]
+    assert weights == sorted(weights, reverse=True) and sum(weights) == pytest.approx(1)
+    for row in found.rows:
+        j = row["client"]
+        zeta = float((server.gradient[1] - server.gradient[j]).double().square().sum())
+        assert row["weight"] == pytest.approx(float(result.alpha[1, j]))
+        assert row["distance"] == pytest.approx(zeta)
+        assert row["noise"] == pytest.approx(float(server.noise[1] + server.noise[j]))
+        assert row["tier"] == result.clients[j]["tier"]
+
+
+BAD = [
+    ("nowhere --data d.npz --width 0.5", "there is no folder nowhere"),
+    ("RUN --width 0.5", "the data of the client are missing; give --data FILE.npz"),
+    ("RUN --data d.npz", "the width of the client is missing; give one of --width, --tier and a budget"),
+    ("RUN --data d.npz --width 1 --mmacs 3", "the width of the client is given twice"),
+    ("RUN --data d.npz --width 2", "--width is 2.0; it must be a number above 0 and up to 1"),
+    ("RUN --data none.npz --width 1", "there is no file none.npz"),
+    ("RUN --data d.npz --tier giant", "there is no tier 'giant' in "),
+    ("RUN --data d.npz --width 0.001", "width 0.001 is below "),
+    ("RUN --data d.npz --mmacs 1e-9", "mmacs"),
+    ("RUN --data shape.npz --width 1", "has shape (3,) and the run's model takes (1, 8, 8)"),
+    ("RUN --data label.npz --width 1", "the labels of train hold 10 and the run has classes 0 to 9"),
+    ("RUN --data bytes.npz --width 1", "x is uint8; join takes inputs as the run's model takes them"),
+    ("RUN --data text.npz --width 1", "text.npz cannot be read as an npz file"),
+    ("--data d.npz", "which run?"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD, ids=[words for words, _ in BAD])
+def test_bad_input_is_one_sentence_and_writes_nothing(words, sentence, finished, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data_file(tmp_path / "d.npz", finished[1][0])
+    np.savez(tmp_path / "shape.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, int))
+    np.savez(tmp_path / "label.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.full(4, 10))
+    np.savez(tmp_path / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.zeros(4, int))
+    (tmp_path / "text.npz").write_text("no arrays")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert guarded(join_command.main, words.replace("RUN", "run").split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def drop(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def other_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'0.1.0\\"', b'9.9.9\\"'))
+
+
+RUINED = [
+    ("models", drop, "has no clients' models in models/"),
+    ("server.safetensors", drop, "has no server.safetensors, which holds the reports of its clients"),
+    ("server.safetensors", spoil, "server.safetensors is damaged"),
+    ("server.safetensors", other_version, "hetperm 9.9.9 wrote"),
+    ("config.toml", drop, "holds no config.toml"),
+    ("summary.json", spoil, "is no finished run, or a file of it was changed"),
+    ("checksums.txt", drop, "is no finished run, or a file of it was changed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "ruin", "sentence"), RUINED, ids=[f"{name} {ruin.__name__}" for name, ruin, _ in RUINED]
+)
+def test_a_ruined_run_is_refused_in_one_sentence(name, ruin, sentence, finished, folder, tmp_path, capsys):
+    path = data_file(tmp_path / "d.npz", finished[1][0])
+    ruin(folder / name)
+    assert guarded(join_command.main, [str(folder), "--data", str(path), "--width", "1"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not joined.read(folder) and not (folder / "models" / "client_004.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("RUN --client 9", "there is no client 9 in "),
+        ("RUN", "which client? give --client 7"),
+        ("nowhere --client 0", "nowhere holds no clients.csv"),
+    ],
+)
+def test_who_refuses_what_it_cannot_answer(words, sentence, folder, capsys):
+    assert guarded(who.main, words.replace("RUN", str(folder)).split()) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
+    with without_what_others_test():
+        result = experiment.run(tiny(algorithm="local", baselines=(), epochs=1, steps=4, out=tmp_path / "local"))
+    path = data_file(tmp_path / "d.npz", finished[1][0])
+    assert guarded(join_command.main, [str(result.folder), "--data", str(path), "--width", "1"]) == 2
+    assert "has no server.safetensors" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has no reports at a common model"):
+        replace(result, folder=None).join(finished[1][0])
