@@ -323,6 +323,12 @@ def test_the_tolerance_is_half_a_standard_error():
     assert best_candidate(four, groups) == 1
 
 
+def test_a_difference_of_half_a_percent_does_not_matter_however_sure_it_is():
+    groups, best = (0.7, 1.4), torch.ones(4).double()
+    assert best_candidate(torch.stack([best + 0.0049, best]), groups) == 0
+    assert best_candidate(torch.stack([best + 0.0051, best]), groups) == 1
+
+
 def test_candidates_that_all_clients_find_equal_leave_the_share_of_groups():
     chosen = best_candidate(torch.zeros(len(SHARES), 3))
     assert SHARES[chosen] == mixing.SHARE
