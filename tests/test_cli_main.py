@@ -284,6 +284,8 @@ def test_a_process_that_is_asked_to_end_says_how_to_go_on(capsys):
 SIGINT_SOON = """
 import os, runpy, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process would ignore it
+
 def soon(event, args, done=[]):
     # When the command's own first import begins: what Python does before that is not ours.
     if event == "import" and args[0] == "hetperm.cli.main" and not done:
@@ -331,14 +333,19 @@ def test_a_second_ctrl_c_shows_no_traceback_and_the_run_can_be_resumed(pause, tm
         text=True,
         env=env,
         start_new_session=True,  # as a terminal does it: Ctrl-C reaches the workers too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background process would ignore it
     )
-    while process.poll() is None and not (out / "checkpoint" / "perm.safetensors").exists():
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(pause)
-    with contextlib.suppress(ProcessLookupError):
+    try:
+        while process.poll() is None and not (out / "checkpoint" / "perm.safetensors").exists():
+            time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
+        time.sleep(pause)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode in (-signal.SIGINT, 130), said
     assert "Traceback" not in said and "Exception ignored" not in said
     assert checkpoint.load(out / "checkpoint" / "perm.safetensors").state.r >= 0
