@@ -44,7 +44,7 @@ def status(words: list[str]) -> int:
     ("words", "sentence"),
     [
         ("trian", "unknown command 'trian'; did you mean 'train'?"),
-        ("zzz", "unknown command 'zzz'; known are train, reproduce, report, join, who, federate, deploy, serve, node"),
+        ("zzz", "unknown command 'zzz'; known are train, reproduce, export, report, join, who, federate"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
