@@ -9,10 +9,11 @@ FUZZ   ?= 200
 CHAOS  ?= 200
 MICRO  ?= bench/extraction.py bench/mixing.py bench/capacity.py
 VENV   := .venv/bin/python
+DOCS   := .venv-docs/bin/python
 FLOWER := .venv-flower/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-export test-flower test-federation crash fuzz chaos mutants train federate bench microbench lint clean
+.PHONY: help setup test test-export test-flower test-federation crash fuzz chaos mutants train federate bench microbench docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,10 +63,18 @@ bench: setup ## time rounds and epochs against a bare torch loop, literal epochs
 microbench: setup ## time extraction against the naive version, and the solver and the schedule
 	@set -e; for file in $(MICRO); do echo "$(VENV) $$file $(ARGS)"; $(VENV) $$file $(ARGS); done
 
+docs: ## build the pages of docs/ into site/, to be opened without a network (in an environment of their own, .venv-docs)
+	@test -x $(DOCS) || "$(PYTHON)" -m venv .venv-docs
+	@$(DOCS) -c "import material, mkdocstrings" 2>/dev/null || $(DOCS) -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
+	    | $(DOCS) -m pip install --quiet --requirement /dev/stdin
+	NO_MKDOCS_2_WARNING=1 $(DOCS) -m mkdocs build --strict --quiet
+	@echo "written to site: open site/index.html in a browser"
+
 lint: setup ## check the style
 	$(VENV) -m ruff check .
 	$(VENV) -m ruff format --check .
 
 clean: ## remove .venv, build output and caches
-	rm -rf .venv .venv.lock .venv-export .venv-flower build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv.lock .venv-export .venv-flower .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,7 +60,7 @@ def main(args: list[str]) -> None:
             groups = [*(each.group for each in few.clients), client.group]
             new, tuned = (result.join(client, steps=steps) for steps in (0, STEPS))
             mass = sum(float(a) for a, group in zip(new.alpha, groups, strict=True) if group == client.group)
-            figures = (mass, new.accuracy, tuned.accuracy, alone.main.accuracy[k], there.main.accuracy[i])
+            figures = (mass, new.accuracy, tuned.accuracy, alone.main.score[k], there.main.score[i])
             lines.append(figures)
             print(
                 f"{seed:4} {i:6} {whole.tiers[i]:8} {client.width:6.3g}  {mass:10.3f}  {figures[1]:6.3f}  "

@@ -1,8 +1,8 @@
 """Shards twenty times as large as the memory that training may take: images are decoded when they are read.
 
 Four clients have scans in a folder, as torchvision's ImageFolder reads it: small files that take 4 MB each once they
-are decoded. The operating system allows this process 64 MB more than it has at the start (RLIMIT_DATA). Of what was
-decoded, 8 MB a client are kept (`Cached`). Gradient accumulation keeps the activations small as well.
+are decoded. The operating system allows this process 128 MB more than torch has taken by itself (RLIMIT_DATA). Of what
+was decoded, 8 MB a client are kept (`Cached`). Gradient accumulation keeps the activations small as well.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def model() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--mb", type=int, default=64, help="memory that training may take")
+    parser.add_argument("--mb", type=int, default=128, help="memory that training may take")
     options = parser.parse_args()
     count = 20 * options.mb // 4  # 4 MB each
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +81,9 @@ def main() -> None:
             for shard, width in zip(shards, (1.0, 0.5) * 2, strict=True)
         ]
         config = Config(steps=16, epochs=2, batch_size=4, accumulate=2, share=0.7, alpha_every=2, baselines=())
+        # A first run loads the code and the kernels of torch, which are no data: the limit counts from there.
+        few = [Client(Subset(scans, range(k, count, count // 4)), width=width) for k, width in enumerate((1.0, 0.5))]
+        fit(model(), few, config.override(steps=12, epochs=1, alpha_every=1))
         with allowed(options.mb):
             result = fit(model(), clients, config)
     print(f"{count} scans of 4 MB are {count * 4} MB, and training was allowed {options.mb} MB")

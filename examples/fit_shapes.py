@@ -84,7 +84,8 @@ def main() -> None:
     config = Config(steps=80, epochs=2, batch_size=6, optimizer="momentum", global_lr=0.1, baselines=("fedavg",))
     clinics = [clinic(i) for i in range(6)]
     result = fit(UNet(), clinics, config, loss=dice_loss, metric=dice, augment=mirrored)
-    print(f"Dice: perm {result.accuracy:.3f}, fedavg {result.summary['baselines']['fedavg']['accuracy']['mean']:.3f}")
+    rival = result.summary["baselines"]["fedavg"][result.summary["metric"]]["mean"]
+    print(f"Dice: perm {result.score:.3f}, fedavg {rival:.3f}")
     for tier, row in result.tiers.items():
         print(f"width {tier:>3}: {row['clients']} clinics, {row['params']:,} parameters, Dice {row['accuracy']:.3f}")
     print(f"weight on clinics that outline the same: {result.summary['alpha']['same_group_mass']:.2f}")

@@ -96,14 +96,14 @@ def padded(samples: list[dict]) -> dict[str, Tensor]:
 
 def shop(i: int) -> Client:
     young = i % 2 == 1
-    parts = [Reviews(n, young=young, seed=3 * i + k) for k, n in enumerate((24, 8, 40))]
+    parts = [Reviews(n, young=young, seed=3 * i + k) for k, n in enumerate((48, 16, 60))]
     return Client(*parts, width=WIDTHS[i // 2 % 3], group=i % 2, collate=padded)
 
 
 def main() -> None:
     torch.manual_seed(0)
     config = Config(
-        steps=90,
+        steps=300,
         epochs=3,
         batch_size=8,
         optimizer="adamw",
@@ -119,9 +119,9 @@ def main() -> None:
     for tier, row in result.tiers.items():
         print(f"width {tier:>4}: {row['clients']} shops, {row['params']:,} parameters, accuracy {row['accuracy']:.3f}")
     print(f"weight on shops that mean the same: {result.summary['alpha']['same_group_mass']:.2f}")
-    model, batch = result.model(1).eval(), padded([{"input_ids": [WORDS.index("wicked")], "label": 1}])
+    model, batch = result.model(1), padded([{"input_ids": [WORDS.index("wicked")], "label": 1}])
     del batch["labels"]
-    print(f"shop 1 takes 'wicked' for praise with probability {float(model(**batch).logits.softmax(1)[0, 1]):.2f}")
+    print(f"shop 1 takes 'wicked' for praise with probability {model(**batch).logits.softmax(1)[0, 1].item():.2f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ _HOME = {
     "Client": "client",
     "Cached": "shards",
     "load_client": "runs.client_models",
+    "Metric": "metrics",
+    "register_algorithm": "registry",
+    "register_dataset": "registry",
+    "register_model": "registry",
+    "register_metric": "registry",
     "join": "runs.join",
 }
 _MODULES = {

@@ -10,6 +10,7 @@ import tomli_w
 
 from hetperm.advice import did_you_mean
 from hetperm.checks import LARGEST_SEED, Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.plugins import load_installed, plugin
 from hetperm.texts import shown
 
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
@@ -18,6 +19,7 @@ ALGORITHMS = (
     *("ditto", "fedrep", "heterofl", "heterofl-ft", "heterofl-clustered", "heterofl-clustered-ft"),
     *("feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
+ADDED: set[str] = set()  # names of algorithms that plugins registered
 Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
 WidthsFrom = Literal["profile", "budget"]
 # The project's configs/: inside an installed package, beside the package in a checkout.
@@ -32,10 +34,18 @@ LONGEST_NAME = 200  # bytes of the name of a run; file systems take 255, and a n
 
 def algorithm_name(name: str, value: Any) -> str:
     """The name of a method."""
-    if not isinstance(value, str) or value not in ALGORITHMS:
-        advice = did_you_mean(value, ALGORITHMS, f"known are {', '.join(ALGORITHMS)}")
+    if isinstance(value, str) and value not in known_algorithms():
+        load_installed()  # only now: plugins import torch, and help should come at once
+    if not isinstance(value, str) or value not in known_algorithms():
+        known = known_algorithms()
+        advice = did_you_mean(value, known, f"known are {', '.join(known)}; --plugins FILE.py adds others")
         raise ValueError(f"unknown algorithm {shown(value)}; {advice}")
     return value
+
+
+def known_algorithms() -> tuple[str, ...]:
+    """The names of all methods: those that come with hetperm, then those of plugins."""
+    return (*ALGORITHMS, *sorted(ADDED))
 
 
 def folder_name(name: str, value: Any) -> str:
@@ -64,6 +74,9 @@ RATE = number(lambda x: x >= 1e-12, "a number of at least 1e-12")
 class Config:
     """Every setting of a run. A field is a key of the TOML file and, with dashes, a flag."""
 
+    # The first of all: what it registers, the other fields may name.
+    plugins: Annotated[Names, several(plugin)] = ()
+    """Python files or modules that register algorithms, data sets, models or metrics of one's own; they are run."""
     name: Annotated[str | None, folder_name] = None
     """Name of the run; it is written to runs/NAME; None: the data set and the algorithm."""
     out: Path | None = None
@@ -78,32 +91,38 @@ class Config:
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: Annotated[str, algorithm_name] = "perm"
     """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, ditto, fedrep, heterofl, heterofl-clustered,
-    feddropout, fedrolex or fjord; with -ft fedavg and the last five are fine-tuned at home."""
+    feddropout, fedrolex, fjord or one of a plugin; with -ft fedavg and the last five are fine-tuned at home."""
     baselines: Annotated[Names, several(algorithm_name)] = ("local", "heterofl-ft")
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
     dataset: str = "digits"
-    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH, or npz:PATH
-    (numpy arrays x, y and perhaps user, split: windows of sensors, images or vectors)."""
+    """digits, digit-pairs, synthetic, mnist, fashion-mnist, emnist, cifar10, imagefolder:PATH, leaf:PATH (FEMNIST,
+    Shakespeare, or a JSON file {role: text}), or npz:PATH (numpy arrays x, y and perhaps user, split: windows of
+    sensors, images or vectors)."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: data."""
     download: bool = False
     """Fetch the data set if it is missing."""
     partition: str = "label-shift:2"
     """How data differ: iid, classes:k, class-groups:k, dirichlet:a, label-shift:g, rotation:g, or natural: every user
-    of npz:PATH or writer of leaf:PATH is a client (of an npz user, the last quarter of a class is for testing)."""
+    of npz:PATH or leaf:PATH is a client (the last quarter of an npz user's class, or of a text, is for testing)."""
     num_clients: Annotated[int, whole(1, 100_000)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
     """Training samples of a client, n_i; None: all there are, divided."""
     validation_share: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
     """Share of the data outside the test pool that is kept for validation."""
+    max_test_samples: Annotated[int | None, whole(1)] = None
+    """Most samples that a client is scored on, of its test data and of its validation data; None: all."""
     image_size: Annotated[int | None, whole(1, 4096)] = None
     """Side to resize images to; None: as they are."""
     model: str = "mlp"
-    """logistic, mlp, cnn, har-cnn (windows), resnet18-cifar, timm:NAME or torchvision:NAME."""
+    """logistic, mlp, cnn, har-cnn (windows), char-lstm (texts), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
-    """Options of the model's constructor, such as bias = false; only in a file."""
+    """Options of the model's constructor, such as bias = false; in a file, or by --option model.bias=false."""
+    metric: Annotated[str | None, text] = None
+    """What models are scored by: accuracy, mae, perplexity, dice or one of a plugin; None: that of the data set, which
+    is accuracy for all that come with hetperm."""
     label_mask: bool = False
     """Each client trains and predicts only the classes it has; the same for all methods."""
 
@@ -120,7 +139,8 @@ class Config:
     """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
     global_lr: Annotated[float | None, RATE] = None
     """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
-    convolutions over time, 0.1 for other models; a third of that with optimizer momentum, a fiftieth with adamw."""
+    convolutions over time, 2 with recurrent layers, 0.1 for other models; a third of that with optimizer momentum, a
+    fiftieth with adamw."""
     decay: Literal["linear", "none"] = "linear"
     """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"
@@ -237,8 +257,11 @@ class Config:
     """Run once with each of these seeds, each in its own folder, and aggregate; replaces seed."""
     quiet: bool = False
     """No progress bar."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where metrics go as they come, beside the files of the run: tensorboard writes scalars, accuracies of tiers and
+    clients, and the map of mixing weights to the run's folder tensorboard/ (pip install 'hetperm[tensorboard]')."""
     rivals: Annotated[Mapping[str, Mapping[str, Any]], method_tables] = field(default_factory=dict)
-    """Options of single methods, such as [fedavg-ft] lr = 0.5; in a file, as tables."""
+    """Options of single methods, such as [fedavg-ft] lr = 0.5; in a file, or by --option fedavg-ft.lr=0.5."""
 
     def __post_init__(self):
         check_fields(self)
@@ -265,7 +288,8 @@ class Config:
     def to_toml(self) -> str:
         """The resolved configuration as TOML: run again on the same machine, it gives the same numbers.
 
-        It leaves out what changes no number: where the run is written, its workers, and whether it shows progress.
+        It leaves out what changes no number: where the run is written, its workers, and whether it shows progress. With
+        a user's own data and model (`fit`) it leaves out what would have described others.
 
         Example:
             >>> Config(epochs=3).to_toml().splitlines()[:2]
@@ -276,18 +300,19 @@ class Config:
         # TOML has no None. Every field that can be None has it as default, so leaving it out says the same.
         plain = {name: _plain(value) for name, value in settings.items() if value is not None and value != {}}
         tables = {name: plain.pop(name) for name in list(plain) if isinstance(plain[name], dict)}
-        if not self.seeds:
-            del plain["seeds"]
+        for name in ("seeds", "plugins"):
+            if not getattr(self, name):
+                del plain[name]
         return tomli_w.dumps({**plain, **tables, **{name: dict(table) for name, table in self.rivals.items()}})
 
 
 FIELDS = tuple(setting.name for setting in fields(Config))
 KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, in which each rival has its own table
-NOT_KEPT = ("out", "resume", "quiet", "workers", "idle_models")  # they change no number
+NOT_KEPT = ("out", "resume", "quiet", "log", "workers", "idle_models")  # they change no number
 OWN = "own"  # the data set of `fit`, whose clients, model and widths come from no configuration
 NOT_OF_FIT = (
     *("capacity_profile", "widths_from", "data_dir", "download", "partition", "samples_per_client", "validation_share"),
-    *("image_size", "model_options", "start"),
+    *("image_size", "max_test_samples", "model_options", "start"),
 )
 
 
@@ -319,14 +344,19 @@ def from_text(text: str, noun: str) -> Config:
 
 
 def _from_table(settings: dict[str, Any], path: str | Path) -> Config:
+    for name in settings.get("plugins", ()):
+        plugin(f"{path}: plugins", name)
     # A table named after a method holds its options; every other key must be a field.
-    tables = {name: settings.pop(name) for name in ALGORITHMS if isinstance(settings.get(name), dict)}
+    if not settings.keys() <= {*KEYS, *known_algorithms()}:
+        load_installed()
+    known = known_algorithms()
+    tables = {name: settings.pop(name) for name in known if isinstance(settings.get(name), dict)}
     for name, value in settings.items():
-        if name in ALGORITHMS:
+        if name in known:
             raise ValueError(f"{path}: {name} is {shown(value)}; it must be a table of options, [{name}]")
         if name not in KEYS:
             kind = "table" if isinstance(value, dict) else "key"
-            raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*KEYS, *ALGORITHMS))}")
+            raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*KEYS, *known))}")
     try:
         return Config(**settings, rivals=tables)
     except ValueError as error:

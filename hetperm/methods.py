@@ -1,9 +1,13 @@
-"""The methods by name, and the options of each: from its own table, the configuration and defaults."""
+"""The methods by name, and the options of each: from its own table, the configuration and defaults.
+
+`hetperm.register_algorithm` adds to `METHODS` what comes from outside.
+"""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, get_type_hints
 
 from hetperm.advice import did_you_mean
 from hetperm.algorithms import apfl, ditto, fedrep, ifca, partial_training, perfedavg, perm, pfedme
@@ -130,22 +134,28 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
 def _filled(kind: type, values: Mapping[str, Any]) -> Any:
     """Build a dataclass, and the dataclasses inside it, from one flat table of values."""
     own = {}
-    for each in fields(kind):
-        if is_dataclass(each.type):
-            own[each.name] = _filled(each.type, values)
+    for name, hint in _types(kind).items():
+        if is_dataclass(hint):
+            own[name] = _filled(hint, values)
         # A field without a value keeps the default of its dataclass.
-        elif each.name in values:
-            own[each.name] = values[each.name]
+        elif name in values:
+            own[name] = values[name]
     return kind(**own)
 
 
-def _leaves(kind: type) -> Iterator[Field]:
-    """Yield the fields of a dataclass and of the dataclasses inside it."""
-    for each in fields(kind):
-        if is_dataclass(each.type):
-            yield from _leaves(each.type)
-        else:
-            yield each
+def leaf_types(kind: type) -> dict[str, Any]:
+    """field -> its type, of a dataclass and of the dataclasses inside it."""
+    types: dict[str, Any] = {}
+    for name, hint in _types(kind).items():
+        types |= leaf_types(hint) if is_dataclass(hint) else {name: hint}
+    return types
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    # Resolved: a file that imports annotations from __future__ has texts for types.
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
 
 
 def check_method_tables(config: Config) -> None:
@@ -158,15 +168,14 @@ def check_method_tables(config: Config) -> None:
 def _checked(method: str, name: str, value: Any) -> Any:
     """The value of a key in a method's table; an error if the method has no such key or the value does not fit."""
     record = METHODS[method]
-    types = {leaf.name: leaf.type for leaf in _leaves(record.options)}
-    types = {key: kind for key, kind in types.items() if key not in (*OF_THE_RUN, *record.fixed)}
+    types = {key: kind for key, kind in leaf_types(record.options).items() if key not in (*OF_THE_RUN, *record.fixed)}
     if name not in types:
         advice = did_you_mean(name, types, f"it takes {', '.join(types)}")
         raise ValueError(f"[{method}]: unknown key {name!r}; {advice}")
     # Keys that the configuration has too obey the same limits there and here.
     if name in FIELDS:
         return check_field(name, value, f"[{method}]: {name}")
-    good, wanted = _KINDS[types[name]]
+    good, wanted = KINDS[types[name]]
     if not good(value):
         raise ValueError(f"[{method}]: {name} is {value!r}; it must be {wanted}")
     return float(value) if types[name] is float else value
@@ -177,7 +186,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
-_KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
     # What is less than 1e-12 changes nothing, and 0 says so.
     float: (
         lambda value: _number(value) and (value == 0 or value >= 1e-12),

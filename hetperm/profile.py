@@ -331,7 +331,8 @@ def table(
     """A row for every tier: its name, clients and width, what that width costs, and its budget.
 
     Costs are None in tiers without clients. wire_mb_per_visit counts the sub-model on its way down and up. A column
-    budget_train_mb, budget_mmacs or budget_wire_mb exists if any tier has that limit.
+    budget_train_mb, budget_mmacs or budget_wire_mb exists if any tier has that limit, and a column note if a width
+    cannot be expressed: of four heads, a sixteenth is one.
 
     Args:
         assigned: the tier of every client, from `assign`.
@@ -356,7 +357,13 @@ def table(
             )
         row = {"tier": tier.name, "clients": clients[t], "width": tier.width, **_priced(cost)}
         rows.append(row | {f"budget_{key}": getattr(tier, key) for key in limits})
-    return rows
+    notes = {t: _coarse(scalable, tier.width) for t, tier in enumerate(profile.tiers) if clients[t]}
+    return [row | {"note": notes.get(t, "")} for t, row in enumerate(rows)] if any(notes.values()) else rows
+
+
+def _coarse(scalable: "ScalableModel | None", width: float) -> str:
+    """What a width keeps more of than it says, in words; empty if nothing."""
+    return "" if scalable is None else "; ".join(scalable.axis_map.coarse(width))
 
 
 def _priced(cost: "Cost | None") -> dict[str, float | None]:

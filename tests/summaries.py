@@ -41,7 +41,8 @@ def clients(seed: int = 0) -> list[dict[str, Any]]:
 def single(seed: int = 0) -> dict[str, Any]:
     """The summary of one run."""
     methods = {method: _method(method, clients(seed)) for method in AHEAD}
-    about = {"algorithm": "perm", "dataset": "digits", "num_clients": len(TIERS), "seed": seed, "epochs": 2}
+    about = {"algorithm": "perm", "dataset": "digits", "partition": "label-shift:2", "model": "zoo:mlp"}
+    about |= {"metric": "accuracy", "better": "higher", "num_clients": len(TIERS), "seed": seed, "epochs": 2}
     about["capacity_profile"] = "mobile"
     return {**about, **methods.pop("perm"), "baselines": methods}
 

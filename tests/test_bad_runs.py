@@ -12,8 +12,9 @@ from hetperm import Client, Config, fit
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.config import ALGORITHMS, load
+from hetperm.metrics import METRICS
 from hetperm.params import NotFinite
-from hetperm.runs import evaluate, rehearsal
+from hetperm.runs import rehearsal
 
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --steps 0 --quiet".split()
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
@@ -234,7 +235,7 @@ def test_what_cannot_be_run_at_all_is_refused_before_training(model, options, me
 def test_what_is_refused_before_training_leaves_the_model_and_the_generator_alone():
     model, before = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout()), torch.random.get_rng_state()
     model[1].eval()
-    rehearsal.rehearse(model, [Client(shard(5))], nn.functional.cross_entropy, evaluate.accuracy)
+    rehearsal.rehearse(model, [Client(shard(5))], nn.functional.cross_entropy, METRICS["accuracy"])
     assert [part.training for part in model.modules()] == [True, True, False, True]
     assert torch.equal(torch.random.get_rng_state(), before) and int(model[1].num_batches_tracked) == 0
 

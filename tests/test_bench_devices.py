@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hetperm.bench.devices import limits
-from hetperm.bench.devices.clock import Clock, Speed, size
 from hetperm.bench.devices.federated import points, to_reach
 from hetperm.bench.devices.limits import Cgroup, DataLimit, Unusable
 from hetperm.device.gradients import BatchGradient, FullGradient, Report, ReportGradient
@@ -15,6 +14,7 @@ from hetperm.device.updates import Ordered, Sgd
 from hetperm.device.wire import UPDATES
 from hetperm.engine.task import Failure, Task
 from hetperm.profile import Tier
+from hetperm.runs.clock import Clock, Speed, size
 from hetperm.runs.memory import MB
 
 # Limits
@@ -163,6 +163,13 @@ def test_a_round_takes_as_long_as_its_slowest_host(clock):
     assert clock.sent == 2 * 4 * 375_000
     clock.run(tasks[:1])
     assert clock.seconds == pytest.approx(1.56 + 0.5)
+
+
+def test_the_clock_says_of_hosts_what_its_engine_says(clock):
+    assert not clock.hosts_may_be_absent
+    clock.engine.hosts_may_be_absent = True
+    parts = {"tiers": clock.tiers, "samples": clock.samples, "macs": clock.macs, "speed": clock.speed}
+    assert Clock(clock.engine, **parts).hosts_may_be_absent
 
 
 def test_what_stays_at_home_is_not_uploaded(clock):

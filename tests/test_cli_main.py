@@ -18,6 +18,7 @@ import pytest
 
 from hetperm.cli import console
 from hetperm.cli import main as cli
+from hetperm.cli.train import next_steps
 from hetperm.config import Config
 from hetperm.runs import checkpoint, files
 from hetperm.runs.reproduce.options import EXPERIMENTS, TUNED
@@ -44,7 +45,10 @@ def status(words: list[str]) -> int:
     ("words", "sentence"),
     [
         ("trian", "unknown command 'trian'; did you mean 'train'?"),
-        ("zzz", "unknown command 'zzz'; known are train, reproduce, export, report, join, who, federate"),
+        (
+            "zzz",
+            "unknown command 'zzz'; known are train, reproduce, export, report, compare, join, who, federate",
+        ),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),
@@ -388,3 +392,22 @@ def test_an_old_torch_is_named(monkeypatch, capsys):
 def test_the_oldest_torch_is_that_of_the_package():
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"torch>={'.'.join(map(str, cli.TORCH))}" in wanted
+
+
+# The first minute
+
+
+def test_without_arguments_five_things_to_do_are_shown_and_each_is_a_command(capsys):
+    assert cli.guarded(cli._dispatch, []) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  hetperm ")]
+    assert len(lines) == 5
+    commands = [" ".join(words[1:3]) if " ".join(words[1:3]) in cli.COMMANDS else words[1] for words in lines]
+    assert set(commands) <= set(cli.COMMANDS)
+
+
+def test_a_run_ends_with_where_its_report_is_and_what_to_try_next():
+    report, after = next_steps(Config(), Path("runs") / "digits-perm")
+    assert report == f"report: open {Path('runs') / 'digits-perm' / 'report.html'} in a browser"
+    assert after.startswith("next: more seeds: hetperm train --seeds 0 1 2; other devices: ")
+    assert "hetperm compare runs/digits-perm OTHER" in after
+    assert "--seeds" not in next_steps(Config(seeds=(0, 1)), Path("x"))[1]

@@ -302,10 +302,13 @@ def test_a_file_that_is_not_leaf_is_named(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (["to be", "or not"], [0, 1], "has text or other data for inputs; leaf:PATH reads images, such as FEMNIST"),
-        (["to be"], ["o"], "has text or other data for inputs"),
-        ([["1.0"] * 4], [0], "has text or other data for inputs"),
-        ([[1.0, None, 0.0, 0.0]], [0], "has text or other data for inputs"),
+        (["to be", "or no"], ["o", "t"], "has samples of 5 characters and others have 4 pixels"),
+        (["to be", "or not"], ["o", "t"], "has texts of 5 to 6 characters; all must have one length"),
+        (["to be"], ["or"], "has texts whose labels are not single characters; each is the one that follows"),
+        (["to be"], [0], "has texts whose labels are not single characters"),
+        (["to be"], ["o", "r"], "has 1 inputs and 2 labels"),
+        ([["1.0"] * 4], [0], "has inputs that are neither numbers nor texts; leaf:PATH reads images and texts"),
+        ([[1.0, None, 0.0, 0.0]], [0], "has inputs that are neither numbers nor texts"),
         ([[1.0] * 4, [1.0] * 9], [0, 1], "has samples of different sizes; leaf:PATH reads images as flat lists"),
         ([[1.0] * 60], [0], "has inputs of 60 values; leaf:PATH reads square images as flat lists"),
         ([[[1.0] * 3] * 3], [0], "has inputs of 3x3 values; leaf:PATH reads square images as flat lists"),
@@ -328,7 +331,7 @@ def test_samples_that_are_not_images_are_refused_by_user(tmp_path, x, y, message
 
 def test_images_of_different_sizes_are_refused(tmp_path):
     write(tmp_path / "train", {**user_data({"w0": 2}), **user_data({"w1": 2}, pixels=16)})
-    message = f"{tmp_path / 'train' / 'all_data_0.json'}: user 'w1' has images of 16 pixels and others have 9"
+    message = f"{tmp_path / 'train' / 'all_data_0.json'}: user 'w1' has samples of 16 pixels and others have 9 pixels"
     refuses(ValueError, message, tmp_path)
     write(tmp_path / "train", user_data({"w0": 2}))
     write(tmp_path / "test", user_data({"w0": 2}, pixels=16))

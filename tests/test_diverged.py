@@ -114,7 +114,7 @@ def test_what_a_rival_did_before_it_diverged_is_kept():
     assert rival.diverged == f"diverged at epoch {len(rival.history) + 1}"
     assert rival.state.r == len(rival.history)
     assert rival.state.work.client_steps == result.summary["baselines"]["fedavg"]["cost"]["client_steps"] > 0
-    assert all(map(math.isnan, rival.accuracy))
+    assert all(map(math.isnan, rival.score))
 
 
 def test_a_rival_that_has_no_good_epoch_at_all_has_its_line():

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hetperm.client import View
-from hetperm.runs.evaluate import accuracy, evaluate, summarise
+from hetperm.metrics import accuracy
+from hetperm.runs.evaluate import evaluate, summarise
 
 
 def test_accuracy_is_the_share_of_right_answers():

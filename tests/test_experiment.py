@@ -55,7 +55,7 @@ def rows(path) -> list[dict]:
 
 def test_the_folder_holds_what_the_design_lists(finished):
     pictures = ["accuracy.png", "alpha.png", "tiers.png"]
-    tables = ["baselines.csv", "clients.csv", "metrics.csv", "profile.csv"]
+    tables = ["baselines.csv", "client_metrics.csv", "clients.csv", "metrics.csv", "profile.csv"]
     others = ["alpha.npy", "checksums.txt", "config.toml", "report.html", "server.safetensors"]
     others += ["summary.json", "timing.json"]
     folders = {
@@ -73,7 +73,8 @@ def test_the_folder_holds_what_the_design_lists(finished):
 def test_the_summary_has_the_keys_of_the_design(finished):
     summary = json.loads((finished.folder / "summary.json").read_text())
     assert list(summary) == [
-        *("algorithm", "dataset", "num_clients", "seed", "epochs", "capacity_profile"),
+        *("algorithm", "dataset", "partition", "model", "metric", "better"),
+        *("num_clients", "seed", "epochs", "capacity_profile"),
         *("accuracy", "loss", "tiers", "alpha", "cost", "baselines"),
     ]
     assert list(summary["accuracy"]) == ["mean", "weighted", "std", "worst", "bottom_decile"]
@@ -100,7 +101,7 @@ def test_the_metrics_have_a_row_for_each_epoch_with_work_and_figures(finished):
 
 def test_every_client_has_a_row(finished):
     clients = rows(finished.folder / "clients.csv")
-    columns = "client tier width params group n_train n_val accuracy loss effective_partners accuracy_local"
+    columns = "client tier width params group n_train n_val most_common accuracy loss effective_partners accuracy_local"
     assert list(clients[0]) == columns.split()
     assert [row["group"] for row in clients] == ["0", "0", "1", "1"]
     assert np.mean([float(row["accuracy"]) for row in clients]) == pytest.approx(finished.accuracy)
@@ -269,7 +270,9 @@ def test_fit_takes_ones_own_model_loss_and_metric_and_changes_none_of_them():
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     personal = result.model(0)
     x, y = clients[0].test
-    assert float(negative_error(personal(x).detach(), y)) == pytest.approx(result.clients[0]["accuracy"], abs=1e-6)
+    assert float(negative_error(personal(x).detach(), y)) == pytest.approx(
+        result.clients[0]["negative-error"], abs=1e-6
+    )
 
 
 def mass(result) -> float:
@@ -283,6 +286,13 @@ def test_fit_writes_a_folder_if_asked(tmp_path):
     )
     summary = json.loads((result.folder / "summary.json").read_text())
     assert (summary["dataset"], summary["num_clients"]) == ("own", 4)
+    assert (summary["metric"], summary["better"], "negative-error" in summary) == ("negative-error", "higher", True)
+    # What was used, and not the defaults of a configuration that describes other data and another model.
+    page, written = ((result.folder / name).read_text() for name in ("report.html", "config.toml"))
+    assert "data own (120 training samples), 4 clients, model torch.nn.modules.linear.Linear" in page
+    for unused in ("mlp", "label-shift", "mobile", "validation_share", "capacity_profile"):
+        assert unused not in written and unused not in page
+    assert result.score == result.accuracy == summary["negative-error"]["mean"]
 
 
 def test_double_precision_gives_the_same_but_for_rounding():
@@ -299,7 +309,7 @@ def test_clients_without_test_data_are_trained_and_not_scored():
     clients = regression_clients()
     clients[1] = Client(clients[1].train, group=0)
     result = fit(nn.Linear(3, 1), clients, own(epochs=1), loss=F.mse_loss, metric=negative_error)
-    scored = [row["accuracy"] for row in result.clients]
+    scored = [row["negative-error"] for row in result.clients]
     assert np.isnan(scored[1]) and not np.isnan(np.delete(scored, 1)).any()
     assert result.accuracy == pytest.approx(np.delete(scored, 1).mean())
 

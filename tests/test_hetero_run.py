@@ -194,7 +194,7 @@ def test_a_label_mask_keeps_every_method_to_the_classes_of_its_client(tmp_path):
             bench.load(method.state.deployed[i])
             with torch.no_grad():
                 said = torch.tensor(classes)[bench.module(x)[:, classes].argmax(1)]
-            assert float((said == y).float().mean()) == pytest.approx(method.accuracy[i], abs=1e-6)
+            assert float((said == y).float().mean()) == pytest.approx(method.score[i], abs=1e-6)
     assert same_models(load_client(result.folder, 0), result.model(0))
 
 

@@ -84,7 +84,7 @@ FORGERIES = {
     "the time it took": lambda saved: replace(saved, extra=saved.extra | {"seconds": "long"}),
     "the mixing weights": lambda saved: replace(saved, state=replace(saved.state, alpha=torch.eye(5))),
     "the models": lambda saved: replace(saved, state=replace(saved.state, v=())),
-    "the scores": lambda saved: replace(saved, extra=saved.extra | {"accuracy": [0.5]}),
+    "the scores": lambda saved: replace(saved, extra=saved.extra | {"score": [0.5]}),
 }
 
 

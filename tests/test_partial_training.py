@@ -162,7 +162,7 @@ def test_a_masked_loss_is_the_label_mask_of_one_method_only():
     assert rivals["heterofl"][2].loss == rivals["heterofl"][1].loss != rivals["heterofl"][0].loss
     assert same(rivals["fedrolex"][2].state, rivals["fedrolex"][0].state)
     assert rivals["fedrolex"][2].loss == rivals["fedrolex"][0].loss
-    assert same(mine.state, plain.state) and mine.accuracy == plain.accuracy
+    assert same(mine.state, plain.state) and mine.score == plain.score
     assert all(client.classes is None for client in mine.setting.clients)
 
 

@@ -14,6 +14,9 @@ from torch import nn
 
 from hetperm import profile as profiles
 from hetperm.profile import Profile, Tier, apportion, assign, empty_tiers, load, names, solved, table, uncovered
+from hetperm.report import tables
+from hetperm.report.contents import read_csv
+from hetperm.runs import files
 from submodels import ScalableModel, zoo
 from submodels.cost import MB, count
 
@@ -397,6 +400,8 @@ def test_the_table_prices_the_tiers_that_have_clients(small):
     priced = []
 
     class Watched:
+        axis_map = small.axis_map
+
         def cost(self, width, *rest):
             priced.append(width)
             return small.cost(width, *rest)
@@ -454,3 +459,19 @@ def test_static_extraction_without_a_full_client_is_warned_about():
 )
 def test_there_is_no_warning_where_everything_is_reached(widths, extraction):
     assert uncovered(widths, extraction) is None
+
+
+def test_the_table_says_what_a_width_cannot_express(tmp_path):
+    layers = nn.Conv2d(3, 32, 3), nn.GroupNorm(2, 32), nn.Conv2d(32, 8, 3)
+    scalable = ScalableModel(nn.Sequential(*layers), torch.zeros(2, 3, 8, 8))
+    profile = Profile("mine", "", (Tier("large", 1, 1.0), Tier("small", 1, 0.125), Tier("nobody", 1, 0.0625)))
+    rows = table(profile, (0, 1), scalable, batch_size=2)
+    sentence = "width 0.125 keeps 1 of 2 groups (g0): share 0.501"
+    assert [row["note"] for row in rows] == ["", sentence, ""]
+    # Saved as a column, and printed below the table, where there is room for a sentence.
+    files.write_csv(tmp_path / "profile.csv", rows)
+    saved = read_csv(tmp_path / "profile.csv")
+    grid = tables.row_grid(saved)
+    assert grid.note == sentence and "note" not in grid.columns
+    plain = ScalableModel(nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 2)), torch.zeros(2, 4))
+    assert all(["note" not in row for row in table(profile, (0, 1), plain, batch_size=2)])

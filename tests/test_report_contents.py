@@ -58,9 +58,9 @@ def test_a_summary_knows_its_methods_and_which_of_them_mix():
 
 def test_spread_is_that_of_the_method_asked_for_and_empty_without_seeds():
     summary = Summary.from_json(several())
-    assert summary.spread_of("perm").accuracy.mean == pytest.approx(0.01)
-    assert summary.spread_of("local").accuracy.mean == pytest.approx(0, abs=1e-9)
-    assert Summary.from_json(single()).spread_of("perm").accuracy.mean is None
+    assert summary.spread_of("perm").score.mean == pytest.approx(0.01)
+    assert summary.spread_of("local").score.mean == pytest.approx(0, abs=1e-9)
+    assert Summary.from_json(single()).spread_of("perm").score.mean is None
 
 
 # Rows

@@ -140,14 +140,21 @@ def test_error_bars_are_over_the_clients_of_a_run_and_over_seeds_of_several():
     assert pictures.tiers(Summary.from_json(single())).axes[0].get_xlabel() == ""
 
 
-def test_the_axis_of_accuracies_says_where_it_starts():
-    axes = pictures.tiers(Summary.from_json(single())).axes[0]
-    assert axes.get_ylim()[0] == pytest.approx(0.6)
-    assert axes.get_ylabel() == "test accuracy (axis starts at 0.6)"
-    low = single()
-    low["baselines"]["local"]["tiers"]["mid"]["accuracy"] = 0.05
-    axes = pictures.tiers(Summary.from_json(low)).axes[0]
-    assert (axes.get_ylim()[0], axes.get_ylabel()) == (0, "test accuracy")
+def test_bars_start_at_zero_also_those_of_a_negative_metric():
+    def drawn(change: float):
+        summary = single()
+        for method in (summary, *summary["baselines"].values()):
+            for tier in method["tiers"].values():
+                tier["accuracy"] += change
+        axes = pictures.tiers(Summary.from_json(summary)).axes[0]
+        return axes.get_ylim(), {patch.get_y() for patch in axes.patches}
+
+    (low, _), starts = drawn(0)
+    assert (low, starts) == (0, {0})
+    (low, high), starts = drawn(-2)
+    assert starts == {0}
+    assert low == pytest.approx(-1.297)  # local of tier entry: 0.703 - 2
+    assert high >= 0
 
 
 def test_tiers_that_were_not_scored_have_no_bar_and_no_number():

@@ -71,7 +71,7 @@ def test_flags_choose_settings_methods_and_steps():
 
 def test_every_flag_is_read_from_words():
     words = "--quick --resume --out a --seeds 3 4 --settings b,c --methods perm --budgets macs --steps 5 --data-dir d"
-    words += " --cifar10 e --phones f --leaf g --tuned h --workers 2 --quiet"
+    words += " --cifar10 e --phones f --leaf g --roles i --tuned h --workers 2 --quiet"
     options = parse(Options, words.split(), prog="hetperm reproduce")
     assert {word for word in words.split() if word.startswith("--")} == {flag_of(name) for name in vars(options)}
     assert (options.seeds, options.settings, options.budgets) == ((3, 4), ("b", "c"), ("macs",))
@@ -79,7 +79,7 @@ def test_every_flag_is_read_from_words():
 
 
 def test_a_method_that_this_version_lacks_is_left_out_with_a_sentence(monkeypatch):
-    monkeypatch.setattr("hetperm.runs.reproduce.plan.ALGORITHMS", ("perm", "local"))
+    monkeypatch.setattr("hetperm.runs.reproduce.plan.known_algorithms", lambda: ("perm", "local"))
     plan = read_plan("hetero", Options())
     assert plan.methods == ("perm", "local")
     assert "fjord-ft is skipped: this version of hetperm has no such method" in plan.skipped

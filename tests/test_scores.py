@@ -85,7 +85,9 @@ def test_classes_that_a_client_masks_can_neither_win_nor_weigh_in_its_loss():
 def test_a_score_that_is_not_finite_names_moment_client_and_figures():
     setting = setting_of(Constant(0.0, 1.0), [Client(ones(4), test=ones(4))])
     broken = {"logits": torch.tensor([0.0, math.nan])}
-    with pytest.raises(NotFinite, match=r"^after epoch 3: client 0: test loss nan, metric .*; lower the learning rate"):
+    with pytest.raises(
+        NotFinite, match=r"^after epoch 3: client 0: test loss nan, accuracy .*; lower the learning rate"
+    ):
         score(setting, [broken], [1.0], "test", where="after epoch 3")
 
 

@@ -67,7 +67,16 @@ def test_every_client_has_a_row_with_all_methods(setting):
     alpha = torch.eye(3, dtype=torch.float64)
     rivals = {"local": trained(setting, "local", (0.1, math.nan, 0.3))}
     first, second, third = client_rows(trained(setting, "perm", (0.9, math.nan, 0.7), alpha), rivals)
-    about = {"client": 0, "tier": "1", "width": 1.0, "params": PARAMS[1.0], "group": 0, "n_train": 2, "n_val": 0}
+    about = {
+        "client": 0,
+        "tier": "1",
+        "width": 1.0,
+        "params": PARAMS[1.0],
+        "group": 0,
+        "n_train": 2,
+        "n_val": 0,
+        "most_common": 0.5,
+    }
     assert first == about | {"accuracy": 0.9, "loss": 1.0, "effective_partners": 1.0, "accuracy_local": 0.1}
     assert math.isnan(second["accuracy"]) and math.isnan(second["accuracy_local"])
     assert (third["client"], third["tier"], third["accuracy_local"]) == (2, "0.5", 0.3)

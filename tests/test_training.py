@@ -45,9 +45,9 @@ def test_a_method_is_given_before_its_first_epoch_and_after_every_one():
     assert [len(saved.history) for saved in (*before, last)] == [0, 1, 2, 3, 4]
     assert [saved.finished for saved in (*before, last)] == [False] * 4 + [True]
     assert [row["epoch"] for row in last.history] == [1, 2, 3, 4]
-    assert [len(last.extra[name]) for name in ("accuracy", "loss")] == [4, 4]
+    assert [len(last.extra[name]) for name in ("score", "loss")] == [4, 4]
     tail_mean = last.history[-1]["tail_accuracy_mean"]  # the tail average is what is deployed
-    assert sum(last.extra["accuracy"]) / 4 == pytest.approx(tail_mean)
+    assert sum(last.extra["score"]) / 4 == pytest.approx(tail_mean)
 
 
 @pytest.mark.parametrize("method", ["perm", "perm-two-stage", "local", "fedrolex-ft", "apfl"])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from submodels import zoo
+from submodels import ScalableModel, zoo
 
 torch.set_num_threads(1)
 
-WINDOWS = ("har-cnn",)  # models for windows; all others of the zoo take images
+WINDOWS = ("har-cnn", "char-lstm")  # models for windows and texts; all others of the zoo take images
 
 
 def _small(name, *, num_classes=2):
@@ -57,7 +57,10 @@ def test_other_names_are_looked_up_in_timm_then_torchvision(name, full):
         ("timm:resnt18", "did you mean 'timm:resnet18'"),
         ("torchvision:vit_b16", "did you mean 'torchvision:vit_b_16'"),
         ("timm:resnet18.a1_in1k", "did you mean 'timm:resnet18'"),  # a set of weights; none is ever loaded
-        ("qqqqqqqqq", "write one of logistic, mlp, cnn, har-cnn, resnet18-cifar, timm:NAME or torchvision:NAME"),
+        (
+            "qqqqqqqqq",
+            "write one of logistic, mlp, cnn, har-cnn, char-lstm, resnet18-cifar, timm:NAME or torchvision:NAME",
+        ),
         ("hf-hub:timm/resnet18", "write zoo:NAME, timm:NAME"),
         ("timm:hf-hub:timm/resnet18", "unknown model 'timm:hf-hub:timm/resnet18'"),
         ("", "unknown model ''"),
@@ -116,6 +119,47 @@ def test_har_cnn_sees_a_pattern_wherever_in_the_window_it_is():
     model, x = _small("har-cnn").double(), torch.zeros(1, 1, 64, dtype=torch.float64)
     x[..., 20:24] = torch.randn(4, dtype=torch.float64)
     torch.testing.assert_close(model(x), model(x.roll(16, dims=-1)))
+
+
+def test_char_lstm_is_an_embedding_an_lstm_and_a_linear_layer_on_its_last_output():
+    model = zoo.build("char-lstm", in_channels=7, num_classes=5, image_size=(9,), embedding=4, hidden=6)
+    assert _count(model) == 7 * 4 + 4 * 6 * (4 + 6 + 2) + 6 * 5 + 5
+    x = torch.randint(7, (2, 9))
+    # Typed out: the gates of torch's LSTM are input, forget, cell and output.
+    h = c = torch.zeros(2, 6)
+    for symbols in x.T:
+        gates = model.embedding.weight[symbols] @ model.lstm.weight_ih_l0.T + model.lstm.bias_ih_l0
+        i, f, g, o = (gates + h @ model.lstm.weight_hh_l0.T + model.lstm.bias_hh_l0).chunk(4, dim=1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    torch.testing.assert_close(model(x), h @ model.fc.weight.T + model.fc.bias)
+
+
+def test_char_lstm_is_cut_exactly_and_well():
+    model = zoo.build("char-lstm", in_channels=20, num_classes=20, image_size=(5,), layers=2)
+    scalable = ScalableModel(model, torch.zeros(1, 5, dtype=torch.long))
+    assert scalable.verify(widths=(1 / 16, 1 / 4, 1.0))
+    assert scalable.axis_map.share(1 / 16) < 0.02
+    cut = scalable.extract(1 / 16).module
+    assert (cut.embedding.weight.shape, cut.lstm.hidden_size, cut.fc.weight.shape) == ((20, 4), 8, (20, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"hidden": 0}, "hidden is 0; it must be a whole number of at least 1"),
+        ({"layers": 1.5}, "layers is 1.5; it must be"),
+        ({"embedding": "8"}, "embedding is '8'; it must be"),
+    ],
+)
+def test_char_lstm_refuses_sizes_that_are_none(options, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        zoo.build("char-lstm", in_channels=7, num_classes=5, image_size=(9,), **options)
+
+
+def test_char_lstm_refuses_what_is_no_text():
+    with pytest.raises(ValueError, match=r"^char-lstm takes texts and was given 8x8 images; use cnn, logistic or mlp"):
+        zoo.build("char-lstm", in_channels=1, num_classes=5, image_size=8)
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp"])

@@ -1,5 +1,6 @@
 """``hetperm join``: a client that was not there becomes one more client of a finished run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,5 +59,5 @@ def main(args: Sequence[str]) -> None:
     client = client_of(options.data, width or 1.0)
     new = join.join(folder, client, budget=Budget(**limits) if ways[2] else None, steps=options.steps)
     who.show(folder, new.client)
-    scored = "it has no test data" if new.row["accuracy"] is None else f"test accuracy {new.accuracy:.3f}"
+    scored = "it has no test data" if math.isnan(new.score) else f"test {new.metric} {new.score:.3f}"
     say(f"joined {folder} as client {new.client}: {scored}; its model is models/client_{new.client:03d}.safetensors")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, deploy, export, federate, join, node, reproduce, resources, serve, train, who
+from hetperm.cli import bench, compare, deploy, export, federate, join, node, reproduce, resources, serve, train, who
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
@@ -20,6 +20,16 @@ from hetperm.texts import one_line, printable
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
 HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
+FIVE = """\
+Each client learns, at the size it can afford, from the clients worth learning from. Five things to do:
+
+  hetperm train                       train 20 clients of five sizes on digits (a minute), and write a report
+  hetperm train --help                the same with your data, devices, model and rivals: every setting is a flag
+  hetperm compare RUN RUN             put two runs on the same clients side by side
+  hetperm bench resources             see whether the model fits each device, under enforced limits
+  hetperm reproduce --help            run the experiments of the paper
+
+hetperm --help lists all commands. From Python: hetperm.fit(model, clients, config)."""
 log = logging.getLogger(__name__)
 LONGEST = 200  # characters of a command line that are shown in an error
 LONGEST_ERROR = 1000  # characters of an error
@@ -52,6 +62,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
     "export": (export.main, "write clients' models as files that their devices run"),
     "report": (report, "write report.html of a run's folder anew"),
+    "compare": (compare.main, "put runs on the same clients side by side"),
     "join": (join.main, "let a client that was not there join a finished run"),
     "who": (who.main, "whom a client of a run learns from, and why"),
     "federate": (federate.main, "show a federation of real processes on this machine (needs Flower)"),
@@ -100,7 +111,10 @@ def _terminate(number: int, frame: Any) -> NoReturn:
 
 
 def _dispatch(args: Sequence[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
+    if not args:
+        print(FIVE)
+        return
+    if args[0] in ("-h", "--help"):
         lines = [f"  hetperm {name:16} {about}" for name, (_, about) in COMMANDS.items()]
         print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return

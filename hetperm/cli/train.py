@@ -1,6 +1,8 @@
 """``hetperm train``: read the configuration and flags, run once or for several seeds, and print the tables."""
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hetperm import config as configuration
@@ -8,13 +10,14 @@ from hetperm.cli import console
 from hetperm.cli.flags import FlagParser, UsageError
 from hetperm.config import Config
 
-# Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file.
+# Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file; --option sets single
+# keys of them.
 TOPICS = {
-    "run": ("name", "out", "resume", "seed", "seeds", "algorithm", "baselines", "steps", "quiet"),
+    "run": ("name", "out", "resume", "seed", "seeds", "algorithm", "baselines", "plugins", "steps", "quiet", "log"),
     "devices": ("capacity_profile", "widths_from", "num_clients", "participation", "trace"),
     "data": (
         *("dataset", "data_dir", "download", "partition", "samples_per_client", "validation_share", "image_size"),
-        "label_mask",
+        *("max_test_samples", "metric", "label_mask"),
     ),
     "model": ("model", "start", "personal_width", "extraction", "nested"),
     "training": (
@@ -39,32 +42,40 @@ CONFIG_HELP = (
 )
 
 
+OPTION_HELP = (
+    "Set an option of a method or of the model, over those of the file, such as ditto.prox=0.5 or "
+    "model.hidden=[64,64]; may be given several times. (default: none)"
+)
+
+
 def main(args: Sequence[str]) -> None:
     """Train once, or once for each seed, and print the tables."""
     config = parse_train(args)
     # Only now: --help and bad flags need not wait for torch.
     from hetperm.runs import experiment
 
-    methods = (config.algorithm, *config.baselines)
-    runs = max(1, len(config.seeds))
-    with console.progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
-
-        def on_start(setting: Any) -> None:
-            # The bar comes second, or the lines would be printed into it.
-            console.announce(setting)
-            if bar:
-                bar.start()
-
-        if config.seeds:
-            summary, results = experiment.sweep(config, on_epoch=bar, on_start=on_start)
-            folder = results[0].folder.parent
-        else:
-            results = [experiment.run(config, on_epoch=bar, on_start=on_start)]
-            summary, folder = results[0].summary, results[0].folder
+    if config.seeds:
+        summary, results = experiment.sweep(config, on_start=console.announce)
+        folder = results[0].folder.parent
+    else:
+        results = [experiment.run(config, on_start=console.announce)]
+        summary, folder = results[0].summary, results[0].folder
     console.show(summary, results)
     console.say(f"written to {folder}: report.html, summary.json, pictures, and each client's model in models/")
-    if len(results) < runs:
+    for line in next_steps(config, folder):
+        console.say(line)
+    if len(results) < max(1, len(config.seeds)):
         raise SystemExit(SEEDS_LOST)
+
+
+def next_steps(config: Config, folder: Path) -> list[str]:
+    """Where the report is, and what to try next."""
+    one_seed = "" if config.seeds else "more seeds: hetperm train --seeds 0 1 2; "
+    return [
+        f"report: open {folder / 'report.html'} in a browser",
+        f"next: {one_seed}other devices: hetperm train --capacity-profile iot; two runs side by side: hetperm compare "
+        f"{folder} OTHER",
+    ]
 
 
 def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = "hetperm train") -> Config:
@@ -75,22 +86,51 @@ def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = 
     given = _parser(prog, Config()).read(args)
     if {"seed", "seeds"} <= given.keys():
         raise UsageError("--seed and --seeds exclude each other; leave one of them out")
-    asked = given.pop("help", False)
+    asked, options = given.pop("help", False), given.pop("option", [])
     base = _base(given.pop("config", []), given.get("dataset", Config().dataset), base)
     # A second parser, because help shows the values that flags would change.
     if asked:
         _parser(prog, base).exit_with_help()
     if given.get("model", base.model) != base.model:
         given["model_options"] = {}  # those of the file belong to another model
-    return base.override(**given)
+    return base.override(**_with_options(given, options, base))
 
 
 def _parser(prog: str, defaults: Config) -> FlagParser:
     parser = FlagParser(Config, prog=prog, defaults=defaults, topics=TOPICS)
     parser.description = ABOUT
     parser.add_argument("--config", action="append", metavar="FILE", help=CONFIG_HELP)
-    parser.flags.append("--config")
+    parser.add_argument("--option", action="append", metavar="NAME.KEY=VALUE", help=OPTION_HELP)
+    parser.flags += ["--config", "--option"]
     return parser
+
+
+def _with_options(given: dict[str, Any], options: Sequence[str], base: Config) -> dict[str, Any]:
+    """The given fields with the tables of options that --option changes."""
+    tables = {name: dict(table) for name, table in base.rivals.items()}
+    of_model = dict(given.get("model_options", base.model_options))
+    for option in options:
+        where, equals, value = option.partition("=")
+        name, dot, key = where.strip().rpartition(".")
+        if not (equals and dot and name and key):
+            raise UsageError(f"--option: {option!r} is not NAME.KEY=VALUE, such as ditto.prox=0.5")
+        table = of_model if name == "model" else tables.setdefault(name, {})
+        table[key] = _toml(value)
+    changed = {"rivals": tables, "model_options": of_model} if options else {}
+    return given | {field: table for field, table in changed.items() if table != getattr(base, field)}
+
+
+def _toml(text: str) -> Any:
+    """A value as TOML writes it; what is none is a text.
+
+    Example:
+        >>> _toml("0.5"), _toml("[64, 64]"), _toml("first-order")
+        (0.5, [64, 64], 'first-order')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text.strip()
 
 
 def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:

@@ -6,7 +6,7 @@ data are made from the validation pool in the same way. Where every client is a 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
 from hetperm.memory import GB, available_bytes
+from hetperm.randomness import generator_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +26,14 @@ class Problem:
     """Clients with their data, and the inputs and outputs that a model for them must have.
 
     Attributes:
-        in_channels: channels of an image or window, or the number of features if ``image_size`` is None.
-        image_size: side of square images, (height, width) of others, (length,) of windows; None if inputs are vectors.
+        in_channels: channels of an image or window, the number of symbols of a text, or that of features if
+            ``image_size`` is None.
+        image_size: side of square images, (height, width) of others, (length,) of windows and texts; None if inputs are
+            vectors.
+        num_classes: outputs of the model.
+        loss: (outputs, labels) -> mean loss of a batch; None: cross-entropy.
+        metric: the name of what models are scored by, unless the configuration names another.
+        partition: how the data were divided among clients, for reports; None if they came divided.
         preparation: how stored values became inputs; None if they are inputs as they are.
         class_names: the name of every class; empty if the data have none.
     """
@@ -38,6 +45,9 @@ class Problem:
     name: str
     preparation: images.Preparation | None = None
     class_names: tuple[str, ...] = ()
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    metric: str = "accuracy"
+    partition: str | None = None
 
     @property
     def groups(self) -> tuple[int, ...] | None:
@@ -60,6 +70,11 @@ class Wanted:
     download: bool
     image_size: int | None
 
+    @property
+    def path(self) -> Path:
+        """The path in a name such as ``npz:PATH``."""
+        return Path(self.name.partition(":")[2]).expanduser()
+
 
 def load(
     name: str,
@@ -72,6 +87,7 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = False,
     image_size: int | None = None,
+    max_test_samples: int | None = None,
 ) -> Problem:
     """A data set divided among clients; the seed decides everything that is drawn.
 
@@ -87,6 +103,8 @@ def load(
             last quarter of each user's samples of a class are for testing (see `npz.by_position`).
         data_dir: folder in torchvision's layout, ``data`` unless given; written to only with ``download``.
         image_size: side to resize images to.
+        max_test_samples: most samples that a client is scored on, of its test data and of its validation data, drawn
+            anew by the seed; None: all.
 
     Example:
         >>> problem = load("digits", num_clients=4, partition="label-shift:2", seed=0)
@@ -95,12 +113,31 @@ def load(
     """
     make = _maker(name)
     samples = None if samples_per_client == "all" else samples_per_client
-    for label, value in (("num_clients", num_clients), ("samples_per_client", samples), ("image_size", image_size)):
+    numbers = {"samples_per_client": samples, "image_size": image_size, "max_test_samples": max_test_samples}
+    for label, value in {"num_clients": num_clients, **numbers}.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
     if not 0 <= validation_share < 1:
         raise ValueError(f"validation_share {validation_share} is outside [0, 1)")
-    return make(Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size))
+    problem = make(
+        Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size)
+    )
+    if max_test_samples is None:
+        return problem
+    fewer = [_fewer(client, i, max_test_samples, seed) for i, client in enumerate(problem.clients)]
+    return replace(problem, clients=tuple(fewer))
+
+
+def _fewer(client: Client, i: int, most: int, seed: int) -> Client:
+    """The client at position i with at most so many of its test and of its validation samples."""
+
+    def some(part: str, pair: Pair | None) -> Pair | None:
+        if pair is None or len(pair[1]) <= most:
+            return pair
+        rows = torch.randperm(len(pair[1]), generator=generator_for(seed, "scored", part, i))[:most].sort().values
+        return View(pair.pool, pair.rows[rows]) if isinstance(pair, View) else View(pair, rows)
+
+    return replace(client, val=some("val", client.val), test=some("test", client.test))
 
 
 def _maker(name: str) -> Callable[[Wanted], Problem]:
@@ -127,7 +164,8 @@ def _synthetic(wanted: Wanted) -> Problem:
     samples = synthetic.SAMPLES if wanted.samples is None else wanted.samples
     validation = images.share_of(wanted.validation_share, samples)
     clients = synthetic.clients(wanted.num_clients, seed=wanted.seed, samples=samples, validation=validation)
-    return Problem(clients, in_channels=synthetic.DIMENSION, num_classes=2, image_size=None, name=name)
+    sizes = {"in_channels": synthetic.DIMENSION, "num_classes": 2, "image_size": None}
+    return Problem(clients, **sizes, name=name, partition="label-shift:2")
 
 
 def _digit_pairs(wanted: Wanted) -> Problem:
@@ -137,27 +175,23 @@ def _digit_pairs(wanted: Wanted) -> Problem:
 
 def _imagefolder(wanted: Wanted) -> Problem:
     # The folder is part of the name: data_dir and download have no meaning here, or for LEAF.
-    return _images(lambda *_: folder.read(_path(wanted.name), wanted.image_size), wanted)
+    return _images(lambda *_: folder.read(wanted.path, wanted.image_size), wanted)
 
 
 def _leaf(wanted: Wanted) -> Problem:
-    return _images(lambda *_: leaf.read(_path(wanted.name)), wanted)
+    return _images(lambda *_: leaf.read(wanted.path, validation_share=wanted.validation_share), wanted)
 
 
 def _npz(wanted: Wanted) -> Problem:
     natural = wanted.partition is None or wanted.partition in NATURAL
-    source = npz.read(_path(wanted.name), natural=natural, validation_share=wanted.validation_share)
+    source = npz.read(wanted.path, natural=natural, validation_share=wanted.validation_share)
     return _images(lambda *_: source, wanted)
-
-
-def _path(name: str) -> Path:
-    return Path(name.partition(":")[2]).expanduser()
 
 
 def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     """The samples that ``read(data_dir, download)`` gives, divided among clients."""
     source = read(wanted.data_dir, wanted.download)
-    _check_sides(wanted, source.images.x.shape)
+    _check_sides(wanted, source)
     if wanted.partition is None and source.images.writer is None:
         raise ValueError(
             f"{wanted.name} does not come divided among clients; name a partition, such as 'label-shift:2'"
@@ -180,13 +214,17 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
         raise ValueError(f"{wanted.name}: no client has test samples to be scored on; add some to those it trains on")
+    # A text is a window whose channels are the symbols: each position is one of them.
+    shape = train.x.shape if source.symbols is None else (len(train), source.symbols, train.x.shape[1])
     return Problem(
         clients,
-        in_channels=train.x.shape[1],
+        in_channels=shape[1],
         num_classes=source.num_classes,
-        image_size=wanted.image_size or image_size_of(train.x.shape),
+        image_size=wanted.image_size or image_size_of(shape),
         name=wanted.name,
-        preparation=images.Preparation(source.peak, source.mean, source.std),
+        partition=wanted.partition or "natural",
+        # Symbols of a text are numbers already.
+        preparation=None if source.symbols else images.Preparation(source.peak, source.mean, source.std),
         class_names=source.names,
     )
 
@@ -201,10 +239,10 @@ def _square(sides: tuple[int, ...]) -> bool:
     return len(sides) == 2 and sides[0] == sides[1]
 
 
-def _check_sides(wanted: Wanted, shape: tuple[int, ...]) -> None:
+def _check_sides(wanted: Wanted, source: images.Source) -> None:
     """Raise an error if samples (n, channels, ...) are to be resized or turned and cannot be."""
-    turned = (wanted.partition or "").startswith("rotation")
-    kind = {2: "vectors", 3: "windows"}.get(len(shape))
+    shape, turned = source.images.x.shape, (wanted.partition or "").startswith("rotation")
+    kind = {2: "vectors", 3: "windows"}.get(len(shape)) if source.symbols is None else "texts"
     if kind and wanted.image_size is not None:
         raise ValueError(f"{wanted.name} consists of {kind}; image_size {wanted.image_size} has no meaning for it")
     if kind and turned:
@@ -269,7 +307,7 @@ class Views:
         return pool if len(rows) == len(pool[1]) else View(pool, rows)
 
 
-WITH_PATH = ("imagefolder", "leaf", "npz")  # written with what they are read from: imagefolder:PATH
+WITH_PATH = {"imagefolder", "leaf", "npz"}  # written with what they are read from: imagefolder:PATH
 NATURAL = ("natural", "writer")  # partitions that make a client of every user
 
 DATASETS = {

@@ -26,9 +26,9 @@ DIGITS = 7  # of the mean and deviation of measurements: as many as a float32 ha
 
 
 class Undecoded(Protocol):
-    """Images that are not in memory yet; ``shape`` is (n, channels, height, width)."""
+    """Images that are not in memory yet; ``shape`` is (n, channels, height, width), or (n, length) of texts."""
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
 
     def __getitem__(self, rows: Tensor) -> "Undecoded": ...
 
@@ -37,10 +37,11 @@ class Undecoded(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images, windows or vectors, and their classes.
+    """Images, windows, vectors or texts, and their classes.
 
     Attributes:
-        x: (n, channels, height, width), as stored; windows are (n, channels, length) and vectors (n, features).
+        x: (n, channels, height, width), as stored; windows are (n, channels, length), vectors (n, features) and texts
+            (n, length).
         y: (n,) int64 classes.
         writer: (n,) int64, whom each of them comes from; None if the set does not say.
     """
@@ -75,6 +76,7 @@ class Source:
             None if they are taken from the whole.
         test_share: of `images` that becomes the test pool if `test` is None.
         names: the name of every class; empty if the set has none.
+        symbols: of texts, the number of different characters, which inputs count from 0; None if inputs are measured.
     """
 
     images: Images
@@ -87,6 +89,7 @@ class Source:
     strata: Tensor | None = None
     test_share: float = TEST_SHARE
     names: tuple[str, ...] = ()
+    symbols: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +252,7 @@ def measured(source: Source, train: Images) -> Source:
 
     Some images are enough, because each has many pixels. Of windows and vectors, all are measured.
     """
-    if source.mean is not None:
+    if source.mean is not None or source.symbols is not None:
         return source
     shape = train.x.shape
     images = len(shape) == 4
@@ -275,11 +278,15 @@ def _per_channel(values: list[float] | tuple[float, ...], axes: int = 4) -> Tens
 def prepare(x: Tensor, source: Source, *, image_size: int | None = None, degrees: float = 0.0) -> Tensor:
     """float32 inputs of a model: images resized and rotated, then all shifted and scaled to mean 0 and variance 1.
 
+    Characters of texts stay the whole numbers that they are.
+
     Args:
         x: (n, channels, ...) as stored.
         image_size: side to resize to; None keeps the size.
         degrees: turned by this much, counter-clockwise.
     """
+    if source.symbols is not None:
+        return x
     x = x.float() / source.peak
     if image_size is not None and tuple(x.shape[-2:]) != (image_size, image_size):
         x = F.interpolate(x, size=(image_size, image_size), mode="bilinear", antialias=True, align_corners=False)

@@ -1,28 +1,33 @@
-"""LEAF json (Caldas et al., 2018): images with their writers, such as FEMNIST.
+"""leaf:PATH: LEAF json (Caldas et al., 2018), samples with whom they come from: FEMNIST's images, Shakespeare's text.
 
-A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [[...], ...], "y": [...]}}}``. An image is
-one flat list of pixels.
+A file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. An image is one
+flat list of pixels, and its label a number. A text is a stretch of characters, and its label the next one. A plain
+table ``{role: text}`` is read too (see `text`).
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from hetperm.data import text
 from hetperm.data.images import MOST_CLASSES, Images, Source
+from hetperm.data.text import Text
 
 Samples = tuple[np.ndarray, np.ndarray]  # float32 (n, pixels) and int64 (n,)
 
 
-def read(root: Path) -> Source:
-    """The images of ``root/train/*.json`` and ``root/test/*.json``, or of ``root/*.json``; writers in order of name.
+def read(root: Path, *, validation_share: float) -> Source:
+    """The samples of ``root/train/*.json`` and ``root/test/*.json``, of ``root/*.json``, or of one file.
 
-    Without a test folder, test images are taken from every writer in proportion. Validation images always are.
+    Writers are numbered in the order of their names. Without a test folder, test images are taken from every writer in
+    proportion, and texts are divided by position; so is what is kept for validation.
     """
-    if not root.is_dir():
+    if not root.exists():
         raise FileNotFoundError(
             f"there is no folder {root} to read LEAF json from; write leaf:PATH with one that exists"
         )
@@ -30,6 +35,16 @@ def read(root: Path) -> Source:
     if inside == ["test"]:
         raise FileNotFoundError(f"there is a folder {root / 'test'} and no {root / 'train'}; LEAF writes both")
     parts = [_users(root / part) for part in inside] or [_users(root)]
+    kinds = {isinstance(samples, Text) for part in parts for samples in part.values()}
+    if len(kinds) > 1:
+        raise ValueError(f"{root}: one of train and test holds texts and the other images; give two of a kind")
+    if kinds == {True}:
+        train, *test = parts
+        return text.source(train, test[0] if test else None, validation_share=validation_share, where=f"leaf:{root}")
+    return _images(root, parts)
+
+
+def _images(root: Path, parts: list[dict[str, Samples]]) -> Source:
     # One numbering for both folders: a writer's test images must find its training images.
     names = {user: number for number, user in enumerate(sorted(set().union(*parts)))}
     images, *test = [_joined(part, names) for part in parts]
@@ -58,30 +73,40 @@ def _joined(users: dict[str, Samples], names: dict[str, int]) -> Images:
     return Images(torch.from_numpy(x).view(-1, 1, side, side), torch.from_numpy(y), torch.from_numpy(writer))
 
 
-def _users(folder: Path) -> dict[str, Samples]:
-    """The samples of every user who has any, in order of name."""
-    files = sorted(path for path in folder.glob("*.json") if path.is_file())  # not a pipe, which would never end
-    users, length = {}, None
+def _users(path: Path) -> dict[str, Samples | Text]:
+    """The samples of every user who has any, in order of name, from a file or all files of a folder."""
+    if path.is_file():
+        files = [path]
+    else:
+        files = sorted(file for file in path.glob("*.json") if file.is_file())  # not a pipe, which would never end
+    users, sizes = {}, set()
     for file in files:
         for user, samples in _contents(file):
             if user in users:
-                raise ValueError(f"{file}: user {user!r} comes a second time in {folder}; keep one of them")
-            width = samples[0].shape[1]
-            if length not in (None, width):
-                raise ValueError(f"{file}: user {user!r} has images of {width} pixels and others have {length}")
-            users[user], length = samples, width
+                raise ValueError(f"{file}: user {user!r} comes a second time in {path}; keep one of them")
+            size = (samples.length, "characters") if isinstance(samples, Text) else (samples[0].shape[1], "pixels")
+            sizes.add(size)
+            if len(sizes) > 1:
+                (other,) = sizes - {size}
+                raise ValueError(
+                    f"{file}: user {user!r} has samples of {size[0]} {size[1]} and others have {other[0]} {other[1]}"
+                )
+            users[user] = samples
     if not users:
         raise FileNotFoundError(
-            f"{folder} holds no {'samples' if files else '.json files'}; point leaf:PATH at LEAF's data"
+            f"{path} holds no {'samples' if files else '.json files'}; point leaf:PATH at LEAF's data"
         )
     # By name, so that it does not matter how LEAF spread its users over files.
     return dict(sorted(users.items()))
 
 
-def _contents(file: Path) -> Iterator[tuple[str, Samples]]:
+def _contents(file: Path) -> Iterator[tuple[str, Samples | Text]]:
     """The users of one file who have samples."""
     try:
         content = json.loads(file.read_bytes())
+        if _is_plain(content):
+            yield from ((role, Text.of(words)) for role, words in content.items() if words)
+            return
         users, data = content["users"], content["user_data"]
         triples = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
     except KeyError as error:
@@ -97,7 +122,28 @@ def _contents(file: Path) -> Iterator[tuple[str, Samples]]:
         )
     for user, x, y in triples:
         if x or y:
-            yield user, _samples(x, y, where=f"{file}: user {user!r}")
+            where = f"{file}: user {user!r}"
+            yield user, _stretches(x, y, where=where) if _are_texts(x) else _samples(x, y, where=where)
+
+
+def _is_plain(content: Any) -> bool:
+    """Whether a file is a table {role: text}."""
+    return isinstance(content, Mapping) and bool(content) and all([isinstance(one, str) for one in content.values()])
+
+
+def _are_texts(x: list) -> bool:
+    return bool(x) and all([isinstance(one, str) for one in x])
+
+
+def _stretches(x: list[str], y: list, *, where: str) -> Text:
+    lengths = {len(one) for one in x}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(f"{where} has texts of {min(lengths)} to {max(lengths)} characters; all must have one length")
+    if not all([isinstance(one, str) and len(one) == 1 for one in y]):
+        raise ValueError(f"{where} has texts whose labels are not single characters; each is the one that follows")
+    if len(x) != len(y):
+        raise ValueError(f"{where} has {len(x)} inputs and {len(y)} labels")
+    return Text.of_samples(x, y)
 
 
 def _samples(x: list, y: list, *, where: str) -> Samples:
@@ -106,7 +152,10 @@ def _samples(x: list, y: list, *, where: str) -> Samples:
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"{where} has samples of different sizes; leaf:PATH reads images as flat lists") from error
     if inputs.dtype.kind in "UO":
-        raise ValueError(f"{where} has text or other data for inputs; leaf:PATH reads images, such as FEMNIST")
+        raise ValueError(
+            f"{where} has inputs that are neither numbers nor texts; leaf:PATH reads images and texts, such as FEMNIST "
+            "and Shakespeare"
+        )
     if inputs.ndim != 2 or inputs.shape[1] == 0 or math.isqrt(inputs.shape[1]) ** 2 != inputs.shape[1]:
         shape = "x".join(map(str, inputs.shape[1:])) or "no"
         raise ValueError(f"{where} has inputs of {shape} values; leaf:PATH reads square images as flat lists")

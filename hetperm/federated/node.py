@@ -23,9 +23,9 @@ from hetperm.device.bench import Workshop
 from hetperm.device.packet import BadPacket, Missing, Shelf, digests_of
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
+from hetperm.metrics import ACCURACY, metric_of
 from hetperm.params import Params
 from hetperm.runs import client_models
-from hetperm.runs.evaluate import accuracy
 from hetperm.runs.scores import load_for_evaluation, score_one
 from hetperm.runs.setting import build, example_of, moved, placed
 from hetperm.server.slicer import Slicer
@@ -170,7 +170,7 @@ class Node:
                 classes = model.client.classes
                 return model.width, None if classes is None else ",".join(map(str, classes.nonzero()[:, 0].tolist()))
             case {"score": "val" | "test" as part}:
-                return tuple(map(float, score_one(model.shop, accuracy, client, params, width, part)))
+                return tuple(map(float, score_one(model.shop, metric_of(ACCURACY), client, params, width, part)))
             case {"keep": dict(facts)}:
                 return self._keep(params, width, client, facts)
             case {"update": dict(update), "seed": int(seed), "part": "train" | "val" as part}:

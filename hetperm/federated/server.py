@@ -24,9 +24,9 @@ from hetperm.engine.flower import Flower, Scored
 from hetperm.engine.flower_mail import NOBODY, Job, Lost, Mail, OnEvent, Post, Rules, Step
 from hetperm.engine.task import Absent
 from hetperm.methods import METHODS
+from hetperm.metrics import ACCURACY, metric_of
 from hetperm.params import Params
 from hetperm.runs import files
-from hetperm.runs.evaluate import accuracy
 from hetperm.runs.setting import Setting, build, placed, scalable_of, with_rates
 from hetperm.server.initial import nested_start
 from hetperm.server.slicer import Slicer
@@ -216,7 +216,7 @@ def settle(
         clients=clients,
         shop=shop,
         start=start,
-        metric=accuracy,
+        metric=metric_of(ACCURACY),
         dataset=config.dataset,
         config=config,
         tiers=tuple(f"{width:g}" for width in widths),

@@ -15,6 +15,7 @@ from hetperm.texts import shown
 MB = 2**20
 RESOURCES = "resources.json"
 FEDERATION = "federation.json"
+ACCURACY = "accuracy"  # the metric of a file that names none
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
@@ -29,7 +30,7 @@ def is_blank(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Figures:
-    """An accuracy or a loss over clients: mean, n-weighted mean, spread, worst client, mean of the worst tenth."""
+    """The metric or the loss over clients: mean, n-weighted mean, spread, worst client, mean of the worst tenth."""
 
     mean: float | None = None
     weighted: float | None = None
@@ -40,12 +41,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier under one method: its clients, their width, the parameters they train, their mean accuracy."""
+    """A tier under one method: its clients, their width, the parameters they train, the mean of their metric."""
 
     clients: int | None = None
     width: float | None = None
     params: int | None = None
-    accuracy: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,12 @@ class Method:
     """The figures of one method; `alpha` is None if it has no mixing weights.
 
     Attributes:
+        score: of the run's metric; files call it by the metric's own name.
         diverged: None if it finished; else when it went non-finite ("diverged at epoch 3"), and of several seeds with
             how many ("2 of 3 seeds; 1 diverged at epoch 3"): then the figures are those of the seeds that it finished.
     """
 
-    accuracy: Figures = Figures()
+    score: Figures = Figures()
     loss: Figures = Figures()
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     alpha: Mixing | None = None
@@ -121,16 +123,19 @@ class Method:
     attendance: Attendance | None = None
 
     @classmethod
-    def from_json(cls, content: Row, name: str = "") -> "Method":
+    def from_json(cls, content: Row, name: str = "", *, metric: str = ACCURACY) -> "Method":
         """The figures in a JSON object; an error calls their keys ``name`` and the key."""
 
         def of(key: str) -> tuple[Any, str]:
             return content.get(key, {}), f"{name}{key}"
 
         return cls(
-            accuracy=part(Figures, *of("accuracy")),
+            score=part(Figures, *of(metric)),
             loss=part(Figures, *of("loss")),
-            tiers={tier: part(Tier, entry, f"{name}tiers.{tier}") for tier, entry in table(*of("tiers")).items()},
+            tiers={
+                tier: part(Tier, entry, f"{name}tiers.{tier}", called={"score": metric})
+                for tier, entry in table(*of("tiers")).items()
+            },
             # Without mixing weights alpha is None, and not a Mixing full of None.
             alpha=None if content.get("alpha") is None else part(Mixing, *of("alpha")),
             cost=part(Cost, *of("cost")),
@@ -138,11 +143,13 @@ class Method:
             attendance=None if content.get("attendance") is None else part(Attendance, *of("attendance")),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, metric: str = ACCURACY) -> dict[str, Any]:
+        """The JSON object, in which the score has the name of the metric."""
+        tiers = {name: dict(vars(tier)) for name, tier in self.tiers.items()}
         return {
-            "accuracy": dict(vars(self.accuracy)),
+            metric: dict(vars(self.score)),
             "loss": dict(vars(self.loss)),
-            "tiers": {name: dict(vars(tier)) for name, tier in self.tiers.items()},
+            "tiers": {name: {metric if key == "score" else key: x for key, x in tiers[name].items()} for name in tiers},
             "alpha": None if self.alpha is None else dict(vars(self.alpha)),
             "cost": dict(vars(self.cost)),
             **({} if self.attendance is None else {"attendance": dict(vars(self.attendance))}),
@@ -154,9 +161,12 @@ def _or_none(check: Callable[..., Any], value: Any, name: str) -> Any:
     return None if value is None else check(value, name)
 
 
-def _rivals(content: Row, name: str = "baselines") -> dict[str, Method]:
+def _rivals(content: Row, metric: str, name: str = "baselines") -> dict[str, Method]:
     rivals = table(content.get("baselines", {}), name)
-    return {rival: Method.from_json(table(own, f"{name}.{rival}"), f"{name}.{rival}.") for rival, own in rivals.items()}
+    return {
+        rival: Method.from_json(table(own, f"{name}.{rival}"), f"{name}.{rival}.", metric=metric)
+        for rival, own in rivals.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -172,16 +182,17 @@ class Spread:
     baselines: Mapping[str, Method] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, content: Any) -> "Spread":
+    def from_json(cls, content: Any, metric: str) -> "Spread":
         content = _with_nan(table(content, "spread"))
         own = {key: value for key, value in content.items() if key != "diverged"}
         counts = [figure(content.get(key), f"spread.{key}") for key in ("num_clients", "epochs")]
-        return cls(*counts, Method.from_json(own, "spread."), _rivals(content, "spread.baselines"))
+        main, rivals = Method.from_json(own, "spread.", metric=metric), _rivals(content, metric, "spread.baselines")
+        return cls(*counts, main, rivals)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, metric: str) -> dict[str, Any]:
         about = {"num_clients": self.num_clients, "epochs": self.epochs}
-        rivals = {name: rival.to_json() for name, rival in self.baselines.items()}
-        return _without_none({**about, **self.main.to_json(), "baselines": rivals})
+        rivals = {name: rival.to_json(metric) for name, rival in self.baselines.items()}
+        return _without_none({**about, **self.main.to_json(metric), "baselines": rivals})
 
 
 def _with_nan(value: Any) -> Any:
@@ -199,7 +210,10 @@ def _without_none(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Gain:
-    """How far the algorithm is ahead of a rival in mean accuracy, seed by seed on the same data."""
+    """How far the algorithm is ahead of a rival in the mean of the metric, seed by seed on the same data.
+
+    Positive is ahead, also if less of the metric is better.
+    """
 
     mean: float | None
     std: float | None
@@ -221,6 +235,10 @@ class Summary:
 
     Attributes:
         main: the algorithm's figures, which stand at the top level of the file.
+        metric: the name of what models are scored by, and of its keys and columns.
+        better: whether more of it is better ("higher") or less ("lower").
+        model: the model that was trained; of a user's own model its class. `partition`: how data were divided among
+            clients; None if they came divided.
         seed: the seed of a single run.
         baselines: rival -> its figures.
         seeds: the seeds of several runs; a single run has none, and neither `spread` nor `paired`.
@@ -231,6 +249,10 @@ class Summary:
     dataset: str
     num_clients: int
     main: Method
+    metric: str = ACCURACY
+    better: str = "higher"
+    model: str | None = None
+    partition: str | None = None
     seed: int | None = None
     epochs: int | None = None
     capacity_profile: str | None = None
@@ -242,7 +264,8 @@ class Summary:
     @classmethod
     def from_json(cls, content: Row) -> "Summary":
         """The summary in a JSON object; a ValueError names the first field that is missing or of another kind."""
-        for key in NEEDED:
+        metric = word(content.get("metric", ACCURACY), "metric")
+        for key in (*NEEDED, metric):
             if key not in content:
                 raise ValueError(f"{key!r} is missing; it is not the summary of a run")
         gains = table(content.get("paired", {}), "paired")
@@ -250,13 +273,17 @@ class Summary:
             algorithm=word(content["algorithm"], "algorithm"),
             dataset=word(content["dataset"], "dataset"),
             num_clients=whole(content["num_clients"], "num_clients", low=1),
-            main=Method.from_json(content),
+            main=Method.from_json(content, metric=metric),
+            metric=metric,
+            better=word(content.get("better", "higher"), "better"),
+            model=_or_none(word, content.get("model"), "model"),
+            partition=_or_none(word, content.get("partition"), "partition"),
             seed=_or_none(whole, content.get("seed"), "seed"),
             epochs=_or_none(figure, content.get("epochs"), "epochs"),
             capacity_profile=_or_none(word, content.get("capacity_profile"), "capacity_profile"),
-            baselines=_rivals(content),
+            baselines=_rivals(content, metric),
             seeds=tuple(whole(seed, "seeds") for seed in listing(content.get("seeds", ()), "seeds")),
-            spread=Spread.from_json(content.get("spread", {})),
+            spread=Spread.from_json(content.get("spread", {}), metric),
             paired={rival: Gain.from_json(gain, f"paired.{rival}") for rival, gain in gains.items()},
         )
 
@@ -264,20 +291,38 @@ class Summary:
         """The JSON object, with keys in the order of the file; the writer must replace numbers that are not finite."""
         over_seeds = {
             "seeds": list(self.seeds),
-            "spread": self.spread.to_json(),
+            "spread": self.spread.to_json(self.metric),
             "paired": {rival: dict(vars(gain)) for rival, gain in self.paired.items()},
         }
         return {
             "algorithm": self.algorithm,
             "dataset": self.dataset,
+            "partition": self.partition,
+            "model": self.model,
+            "metric": self.metric,
+            "better": self.better,
             "num_clients": self.num_clients,
             **({} if self.seeds else {"seed": self.seed}),  # the file of several seeds has no such key
             "epochs": self.epochs,
             "capacity_profile": self.capacity_profile,
-            **self.main.to_json(),
-            "baselines": {name: rival.to_json() for name, rival in self.baselines.items()},
+            **self.main.to_json(self.metric),
+            "baselines": {name: rival.to_json(self.metric) for name, rival in self.baselines.items()},
             **(over_seeds if self.seeds else {}),
         }
+
+    @property
+    def scored_by(self) -> str:
+        """The metric, and a word on its direction where readers would not expect it.
+
+        Example:
+            >>> Summary("perm", "own", 2, Method(), metric="mae", better="lower").scored_by
+            'mae, lower is better'
+        """
+        return self.metric if self.better == "higher" else f"{self.metric}, lower is better"
+
+    def rank(self, value: float | None) -> float:
+        """A value of the metric as a sort key: the larger, the better; a blank one sorts below every number."""
+        return or_lowest(value if is_blank(value) or self.better == "higher" else -value)
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -305,7 +350,7 @@ class Summary:
         return self.spread.main if method == self.algorithm else self.spread.baselines.get(method, Method())
 
 
-NEEDED = ("algorithm", "dataset", "num_clients", "accuracy", "cost")
+NEEDED = ("algorithm", "dataset", "num_clients", "cost")
 
 
 def or_lowest(value: float | None) -> float:
@@ -327,15 +372,15 @@ def deployed(row: Row, column: str) -> Any:
     return row.get(column) if is_blank(of_tail) else of_tail
 
 
-def tier_columns(row: Row) -> dict[str, str]:
-    """tier -> the name of its accuracy column, from a row of metrics.csv."""
-    start = "accuracy_tier_"
+def tier_columns(row: Row, metric: str = ACCURACY) -> dict[str, str]:
+    """tier -> the name of the column of its metric, from a row of metrics.csv."""
+    start = f"{metric}_tier_"
     return {column.removeprefix(start): column for column in row if column.startswith(start)}
 
 
 def method_column(summary: Summary, method: str) -> str:
-    """The column of a method's accuracy in clients.csv."""
-    return "accuracy" if method == summary.algorithm else f"accuracy_{method}"
+    """The column of a method's metric in clients.csv."""
+    return summary.metric if method == summary.algorithm else f"{summary.metric}_{method}"
 
 
 def quantity(column: str) -> str:
@@ -395,7 +440,7 @@ def read(folder: Path) -> Contents:
     return Contents(
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
-        settings=_parsed(folder / "config.toml", tomllib.loads, otherwise={}),
+        settings=read_settings(folder),
         clients=_by_seed(_figures(folder / "clients.csv")),
         metrics=_figures(folder / "metrics.csv"),
         profile=next(filter(None, profiles), []),
@@ -404,6 +449,11 @@ def read(folder: Path) -> Contents:
         resources=resources,
         nodes=_parsed(folder / FEDERATION, _nodes, otherwise=()),
     )
+
+
+def read_settings(folder: Path) -> Mapping[str, Any]:
+    """The keys and values of config.toml; empty if there is none."""
+    return _parsed(folder / "config.toml", tomllib.loads, otherwise={})
 
 
 def read_summary(folder: Path) -> Summary:

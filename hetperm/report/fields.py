@@ -47,10 +47,14 @@ def whole(value: Any, name: str, *, low: int = 0) -> int:
     return value
 
 
-def part(kind: type[Part], value: Any, name: str) -> Part:
+def part(kind: type[Part], value: Any, name: str, *, called: Mapping[str, str] | None = None) -> Part:
     """A dataclass of figures from a table.
 
     By field, not by key: a table with fewer or more keys than this version knows can still be read.
+
+    Args:
+        called: field -> its key in the table, where they differ.
     """
     own = table(value, name)
-    return kind(**{each.name: figure(own.get(each.name), f"{name}.{each.name}") for each in fields(kind)})
+    keys = {each.name: (called or {}).get(each.name, each.name) for each in fields(kind)}
+    return kind(**{each: figure(own.get(key), f"{name}.{key}") for each, key in keys.items()})

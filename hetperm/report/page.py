@@ -1,6 +1,7 @@
 """report.html: a run folder on one page that needs no network and no other file."""
 
 import base64
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -9,9 +10,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
-from hetperm.report import tables
+from hetperm.report import advice, charts, tables
 from hetperm.report.contents import (
     MB,
     Contents,
@@ -25,8 +27,11 @@ from hetperm.report.contents import (
     seed_folders,
     tier_columns,
 )
+from hetperm.report.details import Run, runs_of
+from hetperm.report.grid import transposed
 
 NAME = "report.html"
+OWN = "own"  # the data set of `fit`
 
 
 def render(folder: Path | str) -> str:
@@ -36,36 +41,87 @@ def render(folder: Path | str) -> str:
     """
     folder = Path(folder)
     contents = read(folder)
-    parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents.images))}
+    parts = {**EMPTY, **_resource_parts(contents), "pictures": list(_pictures(contents))}
     if contents.summary is not None:
         # Last, so that the title of a run wins over that of a benchmark in the same folder.
-        parts |= _run_parts(contents) | {"seed_pages": _seed_pages(folder, contents.summary)}
+        parts |= _run_parts(contents, runs_of(folder, contents))
+        parts["seed_pages"] = _seed_pages(folder, contents.summary)
+    return filled("page.html", parts)
+
+
+def filled(template: str, parts: Mapping[str, Any]) -> str:
+    """A template of this folder with its parts, the style and the script filled in."""
+    script = _text("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
+    frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
-    return _template().render(parts).encode(errors="replace").decode()
+    return _environment().get_template(template).render({**frame, **parts}).encode(errors="replace").decode()
+
+
+# address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
+SECTIONS = {
+    "methods": "Methods",
+    "tiers": "Tiers",
+    "mixing": "Who learns from whom",
+    "resources": "Does it fit?",
+    "clients": "Clients",
+    "cost": "Cost",
+    "seeds": "Seeds",
+    "machine": "Machine",
+}
+NEEDS = {"cost": "profile", "seeds": "several"}
 
 
 @cache
-def _template() -> Template:
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
     # Names of tiers, methods and datasets come from users: autoescape makes texts of them, never elements.
     # A name that the template misspells is an error, not an empty place on the page.
-    environment = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        loader=FunctionLoader(_text),
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # and keys in their own order
+    return environment
 
 
 # The parts of page.html; an empty one is left out. StrictUndefined wants all of them by name.
-EMPTY: Mapping[str, Any] = dict.fromkeys(
-    "methods gains attendance tiers mixing profile resources several seeds seed_pages clients nodes epochs "
-    "config".split()
-)
+EMPTY: Mapping[str, Any] = {
+    **dict.fromkeys(
+        "metric better methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages "
+        "clients nodes epochs config advice notes machine".split()
+    ),
+    "data": {},
+    "generator": "hetperm report",
+}
 
 
-def _run_parts(contents: Contents) -> dict[str, Any]:
+def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
     summary, several = contents.summary, bool(contents.summary.seeds)
     clients = [row for rows in contents.clients for row in rows]
+    metric = summary.metric
+    evidence = [evidence_of(run) for run in runs]
+    shown = [] if several else charts.shown_clients(clients, summary)
     return {
+        "advice": advice.lines(evidence),
+        "notes": list(dict.fromkeys(note for run in runs for note in (*run.warnings, *advice.notes(evidence_of(run))))),
+        "reasons": reasons(runs),
+        "machine": runs[0].about if runs else None,
+        "costs": tables.cost_grid(summary),
+        "data": charts.of(summary, runs),
         "title": f"{summary.algorithm} on {summary.dataset}",
         "lead": about(contents),
         "algorithm": summary.algorithm,
+        "metric": metric,
+        "better": summary.better,
         "methods": tables.closing_grid(summary),
         "gains": tables.paired_lines(summary),
         "attendance": tables.attendance_lines(summary),
@@ -73,12 +129,13 @@ def _run_parts(contents: Contents) -> dict[str, Any]:
         "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
-        "seeds": _seed_grid(contents.seeds) if contents.seeds else None,
-        "clients": tables.row_grid(clients) if clients and not several else None,
+        "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
+        "clients": tables.row_grid(shown, title=_worst(clients, shown), metric=metric) if shown else None,
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
-        "epochs": tables.row_grid([_epoch(row) for row in contents.metrics]) if contents.metrics else None,
+        "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
-        "repeatable": contents.settings.get("dataset") != "own",  # a user's own data and model are in no file
+        # A user's own data and model are in no file.
+        "repeatable": OWN not in (summary.dataset, contents.settings.get("dataset")),
     }
 
 
@@ -86,13 +143,31 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
     """The section of a resource benchmark, with a title and a lead for a page that shows no run."""
     if not contents.resources:
         return {}
-    rows = [{key: value for key, value in row.items() if key != "reason"} for row in contents.resources["tiers"]]
+    tiers = contents.resources["tiers"]
+    # The verdict first, without reasons, which the lines below the table give; a column for each tier fits a page.
+    rows = [{key: row[key] for key in _first(row, "tier", "width", "verdict") if key != "reason"} for row in tiers]
     return {
         "title": contents.resources.get("title", "Resources"),
         "lead": RESOURCES_LEAD,
-        "resources": tables.row_grid(rows),  # without reasons, which the lines below the table give
+        "resources": transposed(tables.row_grid(rows)),
         "resource_lines": contents.resources["lines"],
     }
+
+
+def _first(row: Row, *keys: str) -> list[str]:
+    """The keys of a row, these first."""
+    return [*(key for key in keys if key in row), *(key for key in row if key not in keys)]
+
+
+def _worst(clients: Rows, shown: Rows) -> str:
+    if len(shown) == len(clients):
+        return ""
+    return f"the {len(shown)} clients with the lowest accuracy, of {len(clients)}; clients.csv has all"
+
+
+def evidence_of(run: Run) -> advice.Evidence:
+    """What advice is given by."""
+    return advice.Evidence(run.summary, run.histories, run.clients, run.settings)
 
 
 RESOURCES_LEAD = (
@@ -110,10 +185,13 @@ def about(contents: Contents) -> str:
     summary, settings = contents.summary, contents.settings
     against = f" against {_listed(list(summary.baselines))}" if summary.baselines else ""
     seeds = summary.seeds or ["-" if summary.seed is None else summary.seed]
+    # Summaries of earlier versions do not say what was used; what the configuration says was, unless it came from fit.
+    partition = summary.partition or ("" if summary.dataset == OWN else settings.get("partition"))
+    model = summary.model or ("" if summary.dataset == OWN else settings.get("model"))
     parts = [
-        f"data {summary.dataset}{_divided(contents)}",
+        f"data {summary.dataset}" + _in_brackets(partition or _samples(contents)),
         f"{summary.num_clients} clients",
-        f"model {settings['model']}" if "model" in settings else "",
+        f"model {model}" if model else "",
         f"capacity profile {summary.capacity_profile}" if summary.capacity_profile else "",
         "" if summary.epochs is None else f"{summary.epochs} epochs",
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
@@ -121,12 +199,14 @@ def about(contents: Contents) -> str:
     return f"{summary.algorithm}{against}: {', '.join(filter(None, parts))}."
 
 
-def _divided(contents: Contents) -> str:
-    """How the data are divided: the partition, or for a user's own data how many samples there are."""
-    if "partition" in contents.settings:
-        return f" ({contents.settings['partition']})"
-    samples = [row.get("n_train") for rows in contents.clients[:1] for row in rows]
-    return f" ({int(sum(samples)):,} training samples)" if samples and None not in samples else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _samples(contents: Contents) -> str:
+    """How many samples the clients of the first seed train on; empty if their table does not say."""
+    counts = [row.get("n_train") for row in (contents.clients[0] if contents.clients else ())]
+    return "" if not counts or None in counts else f"{sum(counts):,} training samples"
 
 
 def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
@@ -149,6 +229,30 @@ def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
     )
 
 
+def reasons(runs: Sequence[Run]) -> list[str]:
+    """What the mixing rule chose in each run, and by which losses."""
+    found = []
+    for run in runs:
+        where = f"seed {run.summary.seed}: " if len(runs) > 1 else ""
+        alpha = run.summary.main.alpha
+        if alpha is None or alpha.share is None:
+            continue
+        found.append(f"{where}{tables.share_sentence(alpha.share)}.")
+        chosen = next((row for row in run.outlook if row.get("chosen") == 1), None)
+        ends = [row for row in (run.outlook[:1] + run.outlook[-1:] if run.outlook else []) if row is not chosen]
+        if chosen is not None and not any(is_blank(row.get("loss")) for row in (chosen, *ends)):
+            others = " and ".join(f"{row['loss']:.4f} if {_sharing(row['share'])}" for row in ends)
+            found.append(
+                f"{where}one step ahead, clients' mean validation loss would be {chosen['loss']:.4f} with this choice, "
+                f"{others}. Among choices that are as good, the one that shares least is taken."
+            )
+    return found
+
+
+def _sharing(share: float) -> str:
+    return "everybody were alone" if share == 0 else "everybody learned from everybody"
+
+
 def _by_chance(runs: Sequence[Rows], column: str) -> str:
     """The weight that clients alike in a column would get if all weights were equal; empty if the column is unknown."""
     labels = [[row.get(column) for row in rows] for rows in runs]
@@ -166,12 +270,12 @@ def _listed(words: Sequence[str]) -> str:
 # Seeds and epochs
 
 
-def _seed_grid(rows: Rows) -> tables.Grid:
-    return tables.row_grid([_as_accuracies(row) for row in rows], title="accuracy, mean over clients")
+def _seed_grid(rows: Rows, metric: str) -> tables.Grid:
+    return tables.row_grid([_as_scores(row) for row in rows], title=f"{metric}, mean over clients")
 
 
-def _as_accuracies(row: Row) -> dict[str, Any]:
-    # The columns are called after methods: `tables.cell` could not tell that their numbers are accuracies.
+def _as_scores(row: Row) -> dict[str, Any]:
+    # The columns are called after methods: `tables.cell` could not tell that their numbers are of the metric.
     # A text says that the method diverged.
     return {key: f"{value:.3f}" if key != "seed" and isinstance(value, float) else value for key, value in row.items()}
 
@@ -182,36 +286,45 @@ def _seed_pages(folder: Path, summary: Summary) -> dict[int, str]:
     return {seed: f"{of_seed.name}/{NAME}" for seed, of_seed in pairs if (of_seed / NAME).is_file()}
 
 
-def _epoch(row: Row) -> dict[str, Any]:
+def _epoch_grid(rows: Rows, metric: str) -> tables.Grid:
+    return tables.row_grid([_epoch(row, metric) for row in rows], metric=metric)
+
+
+def _epoch(row: Row, metric: str) -> dict[str, Any]:
     """The columns of an epoch that a reader looks for first."""
     shown = {key: row[key] for key in ("epoch", "client_steps") if key in row}
     if not is_blank(row.get("bytes_down")) and not is_blank(row.get("bytes_up")):
         shown["mb"] = (row["bytes_down"] + row["bytes_up"]) / MB
-    for column in ("accuracy_mean", "accuracy_worst", "loss_mean"):
+    for column in (f"{metric}_mean", f"{metric}_worst", "loss_mean"):
         shown[column] = deployed(row, column)
-    by_tier = tier_columns(row)
+    by_tier = tier_columns(row, metric)
     if len(by_tier) > 1:  # of a single tier it would be the mean again
-        shown |= {f"accuracy_{tier}": deployed(row, column) for tier, column in by_tier.items()}
+        shown |= {f"{metric}_{tier}": deployed(row, column) for tier, column in by_tier.items()}
     return shown
 
 
 # Pictures
 
 
-def _pictures(images: Mapping[str, bytes]) -> Iterator[dict[str, str]]:
+def _pictures(contents: Contents) -> Iterator[dict[str, str]]:
     """The pictures, the captioned ones first and in the order of their captions."""
-    others = [name for name in images if name not in CAPTIONS]
-    for name in [name for name in CAPTIONS if name in images] + others:
-        alt, caption = CAPTIONS.get(name, (f"Picture {name}", name))
+    images, summary = contents.images, contents.summary
+    metric, better = ("accuracy", "higher") if summary is None else (summary.metric, summary.better)
+    words = {"metric": metric, "Metric": metric.capitalize(), "up": "up" if better == "higher" else "down"}
+    captions = {name.format(**words): [text.format(**words) for text in pair] for name, pair in CAPTIONS.items()}
+    others = [name for name in images if name not in captions]
+    for name in [name for name in captions if name in images] + others:
+        alt, caption = captions.get(name, (f"Picture {name}", name))
         yield {"alt": alt, "caption": caption, "base64": base64.b64encode(images[name]).decode("ascii")}
 
 
-# name -> (text for those who cannot see the picture, how to read it), in the order in which they are shown
+# name -> (text for those who cannot see the picture, how to read it), in the order in which they are shown; {metric} is
+# what models are scored by
 CAPTIONS = {
     "tiers.png": (
-        "Bar chart of test accuracy by tier, one bar for each method",
-        "Accuracy by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
-        "over the tier's clients, or over seeds if there are several. The axis need not start at zero.",
+        "Bar chart of test {metric} by tier, one bar for each method",
+        "{Metric} by tier, the largest models on the left; one bar for each method. Error bars are standard deviations "
+        "over the tier's clients, or over seeds if there are several.",
     ),
     "alpha.png": (
         "Heat map of the mixing weights between all pairs of clients",
@@ -226,9 +339,9 @@ CAPTIONS = {
         "step that each candidate would lead to, as a difference to being alone. The lowest point was chosen; the band "
         "is the standard error over clients.",
     ),
-    "accuracy.png": (
-        "Lines of test accuracy against what was spent on training and on communication",
-        "Accuracy against its cost so far: the further up and to the left, the better. Bands are the spread over "
+    "{metric}.png": (
+        "Lines of test {metric} against what was spent on training and on communication",
+        "{Metric} against its cost so far: the further {up} and to the left, the better. Bands are the spread over "
         "seeds, if there are several. A dashed line is a method that pays nothing of that cost.",
     ),
     "figure.png": (

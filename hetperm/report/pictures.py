@@ -1,4 +1,4 @@
-"""Pictures of a run: who learns from whom, accuracy by tier, and accuracy against cost."""
+"""Pictures of a run: who learns from whom, the metric by tier, and the metric against cost."""
 
 import io
 import math
@@ -214,11 +214,11 @@ def look_ahead(shares: Sequence[float], losses: np.ndarray, chosen: int, *, titl
     return figure
 
 
-# Accuracy by tier
+# The metric by tier
 
 
 def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
-    """Accuracy by tier, the largest first: a bar with its spread for each method.
+    """The metric by tier, the largest first: a bar with its spread for each method.
 
     Args:
         summary: of one run, or of several seeds.
@@ -226,7 +226,7 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     """
     methods, names = summary.methods, summary.tier_names
     labels = [_tier_label(summary, tier) for tier in names]
-    height = np.array([[_number(method.tiers[tier].accuracy) for tier in names] for method in methods.values()])
+    height = np.array([[_number(method.tiers[tier].score) for tier in names] for method in methods.values()])
     spread = np.array([[_tier_spread(summary, clients, method, tier) for tier in names] for method in methods])
     longest = max(len(line) for label in labels for line in label.splitlines())
     room = max(0.22 * len(methods) + 0.3, 0.075 * longest)  # inches a tier takes: its bars, or its name
@@ -237,12 +237,12 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
     for k, method in enumerate(methods):
         x = np.arange(len(names)) + (k - (len(methods) - 1) / 2) * share
         label = f"{method} (diverged)" if methods[method].diverged and np.isnan(height[k]).all() else method
-        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, low=low, label=label)
+        _bars(axes, method, x, height[k], spread[k], width=share * 0.92, label=label)
         if len(methods) <= 5:  # more bars are too narrow to read a number on
             _numbers(axes, x, height[k], height[k] + np.nan_to_num(spread[k]))
     axes.set_xticks(range(len(names)), labels, fontsize=8)
     axes.set(ylim=(low, high), xlim=(-0.5, len(names) - 0.5), title=_plain(title))
-    axes.set_ylabel("test accuracy" + (f" (axis starts at {low:g})" if low else ""))
+    axes.set_ylabel(f"test {_plain(summary.scored_by)}")
     if np.isfinite(spread).any():
         over = "seeds" if summary.seeds else "clients of the tier"
         axes.set_xlabel(f"error bars: standard deviation over {over}", fontsize=8)
@@ -254,11 +254,11 @@ def tiers(summary: Summary, clients: Rows = (), *, title: str = "") -> Figure:
 
 
 def _bars(
-    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, low: float, label: str
+    axes, method: str, x: np.ndarray, height: np.ndarray, spread: np.ndarray, *, width: float, label: str
 ) -> None:
     """Draw a method's bar in every tier, with its spread."""
     style = {"color": COLOURS.get(method), "hatch": "///" if _slices(method) else None, "label": label}
-    axes.bar(x, height - low, width, bottom=low, edgecolor="white", linewidth=0.5, **style)
+    axes.bar(x, height, width, edgecolor="white", linewidth=0.5, **style)
     axes.errorbar(x, height, spread, fmt="none", ecolor="#7F7F7F", elinewidth=1.2, capsize=2)
 
 
@@ -276,22 +276,22 @@ def _tier_label(summary: Summary, tier: str) -> str:
 
 
 def _tier_spread(summary: Summary, clients: Rows, method: str, tier: str) -> float:
-    """The standard deviation of a tier's accuracy over seeds, or over its clients in a single run; nan if unknown."""
+    """The standard deviation of a tier's metric over seeds, or over its clients in a single run; nan if unknown."""
     if summary.seeds:
-        return _number(summary.spread_of(method).tiers.get(tier, Tier()).accuracy)
+        return _number(summary.spread_of(method).tiers.get(tier, Tier()).score)
     values = column([row for row in clients if str(row["tier"]) == tier], method_column(summary, method))
     values = values[~np.isnan(values)]
     return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _range(height: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-    """Both ends of the accuracy axis: a round tenth below everything drawn, and room for numbers at the top."""
+    """Both ends of the axis of bars: it holds zero, where bars start, and has room for numbers at the top."""
     low, high = (height + sign * np.nan_to_num(spread) for sign in (-1, 1))
     if np.isnan(low).all():
         return 0.0, 1.0
-    floor = math.floor(np.nanmin(low) * 10 - 0.5) / 10  # a round tenth, so that the axis can say where it starts
-    floor = max(0.0, floor) if np.nanmin(height) >= 0 else floor  # a metric may be negative, an accuracy may not
-    top = max(float(np.nanmax(high)), floor + 0.1)
+    # A metric may be negative, an accuracy may not, whatever its spread.
+    floor = 0.0 if np.nanmin(height) >= 0 else float(np.nanmin(low))
+    top = max(float(np.nanmax(high)), floor + 0.1, 0.0)
     return floor, top + 0.06 * (top - floor)
 
 
@@ -304,7 +304,7 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-# Accuracy against cost
+# The metric against cost
 
 
 def column(rows: Rows, name: str) -> np.ndarray:

@@ -12,7 +12,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from hetperm.report.fields import listing, table, word
 from hetperm.texts import shown
 
-ORDER = ("hetero", "budgets", "rates", "ablations", "alpha-maps", "scale", "synthetic", "cifar10", "femnist", "runtime")
+ORDER = (
+    "hetero",
+    "natural",
+    "budgets",
+    "rates",
+    "ablations",
+    "alpha-maps",
+    "scale",
+    "synthetic",
+    "cifar10",
+    "femnist",
+    "runtime",
+)
 TEMPLATE = "results.md"
 
 

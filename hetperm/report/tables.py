@@ -7,7 +7,19 @@ from typing import Any
 
 from rich.table import Table
 
-from hetperm.report.contents import Gain, Method, Mixing, Rows, Summary, Tier, is_blank, or_lowest, quantity
+from hetperm.report.contents import (
+    ACCURACY,
+    MB,
+    Gain,
+    Method,
+    Mixing,
+    Rows,
+    Summary,
+    Tier,
+    is_blank,
+    or_lowest,
+    quantity,
+)
 from hetperm.report.grid import Grid, markdown, terminal, transposed
 
 WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
@@ -17,15 +29,15 @@ WIDE = 110  # characters; a wider table by tier is turned on its side if that ma
 
 
 def closing_table(summary: Summary) -> Table:
-    """One line per method: accuracy over clients, effective partners, and cost (steps a client, MB sent)."""
+    """One line per method: the metric over clients, effective partners, and cost (steps a client, MB sent)."""
     return terminal(closing_grid(summary))
 
 
 def closing_grid(summary: Summary) -> Grid:
     """The cells of `closing_table`; the best method stands out."""
-    means = [or_lowest(method.accuracy.mean) for method in summary.methods.values()]
+    means = [summary.rank(method.score.mean) for method in summary.methods.values()]
     return Grid(
-        columns=("method", "accuracy", "worst", "partners", "visits", "rounds", "steps", "MB"),
+        columns=("method", summary.metric, "worst", "partners", "visits", "rounds", "steps", "MB"),
         rows=[_closing_row(summary, name) for name in summary.methods],
         title=f"{summary.dataset}, {summary.num_clients} clients, {_seeds(summary)}",
         note=_diverged(summary),
@@ -36,12 +48,12 @@ def closing_grid(summary: Summary) -> Grid:
 def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
     method = summary.methods[name]
     # A single run only has a spread over clients; with several seeds, the spread over seeds says more.
-    spread = summary.spread_of(name).accuracy.mean if summary.seeds else method.accuracy.std
+    spread = summary.spread_of(name).score.mean if summary.seeds else method.score.std
     mb, steps = method.cost.mb_sent, method.cost.client_steps
     return (
         name,
-        _accuracy(method, method.accuracy.mean, spread),
-        _share(method.accuracy.worst),
+        _score(method, method.score.mean, spread),
+        _share(method.score.worst),
         _partners(method.alpha),
         _fixed(method.cost.visits, 0),
         _fixed(method.cost.rounds, 0),
@@ -58,8 +70,8 @@ def _diverged(summary: Summary) -> str:
 def _seeds(summary: Summary) -> str:
     if not summary.seeds:
         seed = "-" if summary.seed is None else summary.seed
-        return f"seed {seed}: test accuracy (± over clients)"
-    return f"seeds {', '.join(map(str, summary.seeds))}: mean test accuracy (± over seeds)"
+        return f"seed {seed}: test {summary.scored_by} (± over clients)"
+    return f"seeds {', '.join(map(str, summary.seeds))}: mean test {summary.scored_by} (± over seeds)"
 
 
 def mixing_lines(summary: Summary) -> list[str]:
@@ -156,7 +168,7 @@ def _signs(differences: Sequence[float | None]) -> str:
 
 
 def tier_table(summary: Summary, clients: Rows = ()) -> Table:
-    """One line per tier, the largest width first, with the accuracy of every method, and a last line over all clients.
+    """One line per tier, the largest width first, with the metric of every method, and a last line over all clients.
 
     Args:
         summary: of one run, or of several seeds: then with the spread over them.
@@ -172,18 +184,15 @@ def tier_grid(summary: Summary, clients: Rows = ()) -> Grid:
     for name in names:
         tier = summary.widest(name)
         sizes = [cell("clients", tier.clients), cell("width", tier.width), cell("params", tier.params)]
-        rows.append([name, *sizes, *(_tier_accuracy(summary, method, name) for method in methods)])
-    means = [
-        _accuracy(method, method.accuracy.mean, summary.spread_of(name).accuracy.mean)
-        for name, method in methods.items()
-    ]
+        rows.append([name, *sizes, *(_tier_score(summary, method, name) for method in methods)])
+    means = [_score(method, method.score.mean, summary.spread_of(name).score.mean) for name, method in methods.items()]
     rows.append(["all", cell("clients", summary.num_clients), "", "", *means])
     columns = ["tier", "clients", "width", "params", *methods]
     if alpha is not None:
         columns.append("partners")
         partners = [*(_mean_partners(clients, name) for name in names), _partners(alpha)]
         rows = [[*row, text] for row, text in zip(rows, partners, strict=True)]
-    title = f"accuracy by tier{' (± over seeds)' if summary.seeds else ''}"
+    title = f"{summary.metric} by tier{' (± over seeds)' if summary.seeds else ''}"
     note = " ".join(filter(None, [_one_size(summary), _diverged(summary)]))
     upright = Grid(columns, rows, title=title, note=note, strong=frozenset([len(names)]))
     sideways = transposed(upright)
@@ -220,9 +229,9 @@ def _one_size(summary: Summary) -> str:
     )
 
 
-def _tier_accuracy(summary: Summary, method: str, tier: str) -> str:
+def _tier_score(summary: Summary, method: str, tier: str) -> str:
     entry, spread = (part.tiers.get(tier, Tier()) for part in (summary.methods[method], summary.spread_of(method)))
-    return _accuracy(summary.methods[method], entry.accuracy, spread.accuracy)
+    return _score(summary.methods[method], entry.score, spread.score)
 
 
 def _mean_partners(clients: Rows, tier: str) -> str:
@@ -239,10 +248,32 @@ def profile_table(rows: Rows, *, title: str = "") -> Table:
     return terminal(row_grid(rows, title=title))
 
 
-def row_grid(rows: Rows, *, title: str = "") -> Grid:
-    """Rows of a CSV file as texts, one column for each key; "-" where a row has no value."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    return Grid([head(key) for key in keys], [[cell(key, row.get(key)) for key in keys] for row in rows], title=title)
+def cost_grid(summary: Summary) -> Grid:
+    """What each method took, all clients together."""
+    rows = [
+        {
+            "method": name,
+            "visits": method.cost.visits,
+            "rounds": method.cost.rounds,
+            "steps": method.cost.client_steps,
+            "MB down": None if is_blank(method.cost.bytes_down) else method.cost.bytes_down / MB,
+            "MB up": None if is_blank(method.cost.bytes_up) else method.cost.bytes_up / MB,
+            "GMACs": None if is_blank(method.cost.macs) else method.cost.macs / 1e9,
+        }
+        for name, method in summary.methods.items()
+    ]
+    return row_grid(rows, title="cost of the whole run, all clients together")
+
+
+def row_grid(rows: Rows, *, title: str = "", metric: str = ACCURACY) -> Grid:
+    """Rows of a CSV file as texts, one column for each key; "-" where a row has no value.
+
+    What the rows say in the column `NOTE` is written below the table: sentences are too long for a column.
+    """
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key != NOTE]
+    cells = [[cell(key, row.get(key), metric=metric) for key in keys] for row in rows]
+    notes = dict.fromkeys(row[NOTE] for row in rows if row.get(NOTE))
+    return Grid([head(key) for key in keys], cells, title=title, note="; ".join(notes))
 
 
 def head(key: str) -> str:
@@ -256,11 +287,15 @@ def head(key: str) -> str:
 
 
 UNITS = {"mb": "MB", "mbps": "Mbps", "mmacs": "MMACs", "macs": "MACs"}
+NOTE = "note"
 IDENTITIES = ("tier", "client", "group", "seed")  # numbers that are names: no commas in them
 
 
-def cell(key: str, value: Any) -> str:
+def cell(key: str, value: Any, *, metric: str = ACCURACY) -> str:
     """A value as text, formatted by the name of its column; "-" if it is blank.
+
+    Args:
+        metric: what models are scored by.
 
     Example:
         >>> cell("params", 11_173_962), cell("width", 0.25), cell("accuracy", 0.9), cell("train_mb", 23.456)
@@ -272,7 +307,7 @@ def cell(key: str, value: Any) -> str:
         return str(value)
     if key == "width":
         return width_text(value)
-    if isinstance(value, float) and quantity(key) in ("accuracy", "loss"):
+    if isinstance(value, float) and quantity(key) in (metric, "loss"):
         return _share(value)
     if key == "effective_partners":
         return f"{value:.1f}"
@@ -292,10 +327,10 @@ def results_rows(summary: Summary) -> list[dict[str, Any]]:
         rows.append(
             {
                 "method": name,
-                "accuracy": method.accuracy.mean,
-                "accuracy_spread": spread.accuracy.mean,
-                "accuracy_std_over_clients": method.accuracy.std,
-                "accuracy_worst": method.accuracy.worst,
+                "accuracy": method.score.mean,
+                "accuracy_spread": spread.score.mean,
+                "accuracy_std_over_clients": method.score.std,
+                "accuracy_worst": method.score.worst,
                 "loss": method.loss.mean,
                 "loss_spread": spread.loss.mean,
                 "same_group_mass": alpha.same_group_mass,
@@ -331,8 +366,8 @@ def results_markdown(rows: Rows) -> str:
 # Texts
 
 
-def _accuracy(method: Method, value: float | None, spread: float | None) -> str:
-    """An accuracy of a method; "diverged" if it has none because of that. The note below the table says when."""
+def _score(method: Method, value: float | None, spread: float | None) -> str:
+    """A figure of a method's metric; "diverged" if it has none because of that. The note below the table says when."""
     return "diverged" if method.diverged and is_blank(value) else _with_spread(value, spread)
 
 

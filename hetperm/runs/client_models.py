@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hetperm import __version__
 from hetperm.device.bench import logits_of
+from hetperm.plugins import load_installed
 from hetperm.runs import files
 from hetperm.shards import Inputs
 from hetperm.texts import shown
@@ -268,6 +269,7 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
         )
     sizes = {key: architecture[key] for key in _SIZES}
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
+    load_installed()
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced by those of the file
         return zoo.build(architecture["name"], **sizes, **options)
 

@@ -9,20 +9,6 @@ from hetperm.device.bench import outputs_of
 from hetperm.shards import Inputs, Shard, batches_of, mapped, size_of
 
 
-def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """The share of samples whose largest logit is that of their true class.
-
-    Args:
-        logits: (n, num_classes).
-        y: (n,) classes.
-
-    Example:
-        >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
-        tensor(0.5000)
-    """
-    return (logits.argmax(1) == y).float().mean()
-
-
 def summarise(values: Sequence[float] | Tensor, n: Sequence[int] | Tensor, *, largest_is_worst: bool = False) -> dict:
     """The figures of a run: mean, mean weighted by n, standard deviation, worst client, mean of the worst tenth.
 

@@ -13,34 +13,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import hetperm
 from hetperm.algorithms.perm import LOOK_AHEAD, chosen_share
 from hetperm.client import Client
-from hetperm.config import Config
+from hetperm.config import OWN, Config
 from hetperm.config import read as read_toml
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss
 from hetperm.methods import METHODS, check_method_tables
+from hetperm.metrics import ACCURACY, Metric, Score, metric_of
 from hetperm.params import NotFinite
 from hetperm.report import page, pictures
+from hetperm.report.advice import Evidence, lines
 from hetperm.report.contents import Summary
-from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, training
+from hetperm.runs import checkpoint, client_models, files, join, joined, memory, server_file, tensorboard, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.export.export import Exported, export_result
 from hetperm.runs.export.options import Options as ExportOptions
 from hetperm.runs.join import Joined
+from hetperm.runs.machine import machine
+from hetperm.runs.progress import progress
 from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.server_file import Server
-from hetperm.runs.setting import OWN, Metric, Setting, from_config, from_model, one_thread
+from hetperm.runs.setting import Setting, from_config, from_model, one_thread
 from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 from hetperm.server.estimate import NEVER, REPORTS
 from hetperm.shards import first, read
 from hetperm.state import State
-from hetperm.texts import shown
+from hetperm.texts import one_line, shown
 from submodels import WHOLE, Budget
 
 log = logging.getLogger(__name__)
@@ -59,7 +64,7 @@ class Diverged(NotFinite):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. Accuracies are those of the deployed models on test data.
+    """The result of a run. Scores are those of the deployed models on test data.
 
     Attributes:
         main: the trained algorithm.
@@ -81,13 +86,18 @@ class Result:
         return self.state.alpha
 
     @property
+    def score(self) -> float:
+        """The mean over clients of the metric of the run; `summary` has its name, and whether more is better."""
+        return self.summary[self.summary["metric"]]["mean"]
+
+    @property
     def accuracy(self) -> float:
-        """The mean accuracy over clients."""
-        return self.summary["accuracy"]["mean"]
+        """The same as `score`, under the name that most runs have for it."""
+        return self.score
 
     @property
     def tiers(self) -> Mapping[str, Mapping[str, Any]]:
-        """tier -> number of clients, width, parameters and accuracy."""
+        """tier -> number of clients, width, parameters and the mean of the metric."""
         return self.summary["tiers"]
 
     @property
@@ -104,6 +114,22 @@ class Result:
     def history(self) -> tuple[Mapping[str, Any], ...]:
         """The metrics of the algorithm, one row per epoch."""
         return self.main.history
+
+    @property
+    def advice(self) -> list[str]:
+        """What seems to have gone wrong and what to try, one sentence each; empty if nothing did."""
+        return lines([self.evidence])
+
+    @property
+    def evidence(self) -> Evidence:
+        """What advice is given by."""
+        trained = {self.main.method: self.main, **self.baselines}
+        return Evidence(
+            summary=Summary.from_json(self.summary),
+            histories={name: one.history for name, one in trained.items()},
+            clients=self.clients,
+            settings=tomllib.loads(self.setting.config.to_toml()),
+        )
 
     def join(self, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
         """Let a client join that was not there: it gets a model made of those it learns from, and nobody else is asked.
@@ -131,7 +157,10 @@ class Result:
             raise ValueError(
                 "the run has no reports at a common model; perm with discrepancy 'probe' has, if it estimates weights"
             )
-        sample, widths = self.setting.clients[0].train[0].shape[1:], self.main.widths
+        inputs, widths = read(first(self.setting.clients[0].train, 1))[0], self.main.widths
+        if not isinstance(inputs, Tensor):
+            raise ValueError("the model of the run takes several inputs, and clients join only models that take one")
+        sample = inputs.shape[1:]
         run = join.Run(self.setting, server, widths, self.setting.tiers, sample, self.state.deployed.__getitem__)
         return join.added(run, client, budget=budget, steps=steps)
 
@@ -174,11 +203,12 @@ def run(
     if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     setting = (settle or from_config)(config)
-    with _opened(setting.config, name) as folder:
-        return _execute(setting, folder, on_epoch, on_start)
+    with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
+        return _execute(setting, folder, *hooks)
 
 
 def fit(
@@ -187,26 +217,28 @@ def fit(
     config: Config | None = None,
     *,
     loss: Loss | None = None,
-    metric: Metric | None = None,
+    metric: str | Metric | Score | None = None,
     augment: Augment | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
     """Run with your own model, shards, loss and metric. Write a run folder if the config names one.
 
+    On a terminal it shows its progress, unless the config is quiet.
+
     Args:
         model: any module that returns a tensor, or an object with ``logits``; training begins from its weights, and the
             module itself is not changed.
         clients: their shards and widths. A client without test data is trained but not scored.
-        config: how to train. Its settings of data, model and capacity profile are not used.
+        config: how to train. Its settings of data, model and capacity profile are not used, nor written.
         loss: (outputs, labels) -> mean loss of the batch; cross-entropy unless given.
-        metric: (outputs, labels) -> mean over the batch, larger is better; accuracy unless given.
+        metric: accuracy, mae, perplexity, dice or another by name; a `Metric`; or a function (outputs, labels) -> mean
+            over the batch, of which more is better. Unless given, that of the config, or accuracy.
         augment: (inputs, labels, generator) -> both, changed at random, for local steps only. It draws from the
             generator of the task, or from torch's own, which is seeded for the task.
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
     config = _checked(Config() if config is None else config)
-    functions = {"loss": loss, "metric": metric, "augment": augment, "on_epoch": on_epoch}
-    for name, function in functions.items():
+    for name, function in {"loss": loss, "augment": augment, "on_epoch": on_epoch}.items():
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
     if config.seeds:
@@ -221,12 +253,18 @@ def fit(
     if strange:
         raise TypeError(f"a client is a {type(strange[0]).__name__}; wrap its shard: hetperm.Client(train=(x, y))")
     check_method_tables(config)
-    config = config.override(num_clients=len(clients), dataset=OWN, model=type(model).__name__)
+    tensorboard.check(config.log, has_folder=config.out is not None)
+    metric = metric_of(metric or config.metric or ACCURACY)
+    own = {"dataset": OWN, "model": type(model).__name__, "metric": metric.name}
+    config = config.override(num_clients=len(clients), **own)
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
-    with nullcontext() if config.out is None else _opened(setting.config) as folder:
-        return _execute(setting, folder, on_epoch)
+    with (
+        nullcontext() if config.out is None else _opened(setting.config) as folder,
+        _shown(config, on_epoch) as hooks,
+    ):
+        return _execute(setting, folder, *hooks)
 
 
 def sweep(
@@ -239,12 +277,16 @@ def sweep(
     if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
     check_method_tables(config)
+    tensorboard.check(config.log)
     name = run_name(config)
     files.run_folder(config.out, name, resume=config.resume)  # called for its error, before the data are read
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
     first, results, lost = from_config(seeds[0]), [], {}
-    with _opened(config.override(device=first.config.device), name) as folder:
+    with (
+        _opened(config.override(device=first.config.device), name) as folder,
+        _shown(config, on_epoch, on_start) as (on_epoch, on_start),
+    ):
         for of_seed in seeds:
             begun = bool(results or lost)
             setting = from_config(of_seed) if begun else first
@@ -268,7 +310,7 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
     rows |= {seed: {"seed": seed, summary["algorithm"]: when} for seed, when in lost.items()}
     files.write_csv(folder / "seeds.csv", [rows[seed] for seed in summary["seeds"]])
     files.write_csv(folder / "clients.csv", [{"seed": r.summary["seed"], **row} for r in results for row in r.clients])
-    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture(results)))
+    files.write(folder / f"{summary['metric']}.png", pictures.png(_score_picture(results)))
     tiers = pictures.tiers(Summary.from_json(summary), title=_title(summary))
     files.write(folder / "tiers.png", pictures.png(tiers))
     files.write(folder / page.NAME, page.render(folder))
@@ -277,7 +319,8 @@ def _write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Res
 def _seed_row(result: Result) -> dict[str, Any]:
     summary = result.summary
     methods = {summary["algorithm"]: summary, **summary["baselines"]}
-    figures = {name: method.get("diverged") or method["accuracy"]["mean"] for name, method in methods.items()}
+    metric = summary["metric"]
+    figures = {name: method.get("diverged") or method[metric]["mean"] for name, method in methods.items()}
     return {"seed": summary["seed"], **figures}
 
 
@@ -290,6 +333,28 @@ def _checked(config: Any) -> Config:
 def run_name(config: Config) -> str:
     """The name of the run folder in runs/."""
     return config.name or f"{config.dataset.partition(':')[0]}-{config.algorithm}"
+
+
+@contextmanager
+def _shown(
+    config: Config, on_epoch: OnEpoch | None = None, on_start: OnStart | None = None
+) -> Iterator[tuple[OnEpoch, OnStart]]:
+    """A context with a progress bar; provides what is called after every epoch and at the start: the bar, and these."""
+    methods, runs = (config.algorithm, *config.baselines), max(1, len(config.seeds))
+    with progress(methods, epochs=config.epochs, runs=runs, quiet=config.quiet) as bar:
+
+        def after_epoch(method: str, row: Mapping[str, Any]) -> None:
+            for call in filter(None, (bar, on_epoch)):
+                call(method, row)
+
+        def at_start(setting: Setting) -> None:
+            if on_start:
+                on_start(setting)
+            if bar:  # second, or lines would be printed into it
+                bar.metric = setting.metric.name
+                bar.start()
+
+        yield after_epoch, at_start
 
 
 @contextmanager
@@ -374,6 +439,8 @@ def _execute(
 def _write_profile(setting: Setting, folder: Path) -> None:
     if setting.profile:
         files.write_csv(folder / "profile.csv", setting.profile)
+    if setting.warnings:
+        files.write(folder / "warnings.txt", "".join(f"{one_line(text)}\n" for text in setting.warnings))
 
 
 def _checkpoints(folder: Path) -> Path:
@@ -399,12 +466,17 @@ def _train(
     kept = None if folder is None else _checkpoints(folder)
     metrics = folder / "metrics.csv" if folder and name == setting.config.algorithm else None
     keep = training.keeper(kept, name, before, metrics)
+    log_to = folder if setting.config.log == "tensorboard" else None
     # Closed even after an error: the generator holds an engine whose workers must end.
-    with closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs:
+    with (
+        closing(training.epochs(setting, name, steps=steps, saved=before, folder=kept)) as epochs,
+        tensorboard.opened(log_to, name, after=len(before.history) if before else 0) as scalars,
+    ):
         try:
             for now in epochs:
                 if now is not before:  # what came from a checkpoint is saved already
                     keep(now)
+                    scalars(now.history, now.state.alpha)
                 if on_epoch and now.history:
                     on_epoch(name, now.history[-1])
         except NotFinite as error:
@@ -457,7 +529,10 @@ def _write(result: Result) -> None:
     if folder is None:
         return
     files.write_json(folder / "summary.json", result.summary)
-    files.write_csv(folder / "metrics.csv", result.history)
+    files.write_csv(folder / "metrics.csv", training.metric_rows(result.history))
+    curves = training.client_curve_rows(result.history, result.setting.metric.name)
+    if curves:
+        files.write_csv(folder / "client_metrics.csv", curves)
     files.write_csv(folder / "clients.csv", result.clients)
     rivals = [{"method": name, **row} for name, rival in result.baselines.items() for row in _epoch_rows(rival)]
     if rivals:
@@ -514,7 +589,7 @@ def _manifest(result: Result, i: int) -> dict[str, Any]:
         "algorithm": result.main.method,
         "dataset": setting.dataset,
         "seed": setting.config.seed,
-        **{key: row[key] for key in ("tier", "group", "n_train", "accuracy")},
+        **{key: row[key] for key in ("tier", "group", "n_train", setting.metric.name)},
     }
 
 
@@ -534,28 +609,45 @@ def _draw(result: Result) -> None:
     table = result.state.memory.get(LOOK_AHEAD)
     if table is not None:
         shares, losses = table["shares"].tolist(), table["losses"].cpu().numpy()
-        rows = [{"share": share, "loss": float(loss)} for share, loss in zip(shares, losses.mean(1), strict=True)]
-        files.write_csv(folder / "look-ahead.csv", rows)
+        files.write_csv(folder / "look-ahead.csv", _outlook_rows(shares, losses, int(table["chosen"])))
         figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
         files.write(folder / "look-ahead.png", pictures.png(figure))
-    files.write(folder / "accuracy.png", pictures.png(_accuracy_picture([result])))
+    files.write(folder / f"{setting.metric.name}.png", pictures.png(_score_picture([result])))
     tiers = pictures.tiers(Summary.from_json(result.summary), result.clients, title=title)
     files.write(folder / "tiers.png", pictures.png(tiers))
+
+
+def _outlook_rows(shares: Sequence[float], losses: np.ndarray, chosen: int) -> list[dict[str, Any]]:
+    """The rows of look-ahead.csv: for each candidate the mean loss, and how much more it is than alone.
+
+    Args:
+        losses: (C, M) the loss of each client that was asked, for every candidate.
+    """
+    gains = losses - losses[:1]
+    errors = gains.std(1) / np.sqrt(losses.shape[1])
+    return [
+        {"share": share, "loss": loss, "minus_alone": gain, "standard_error": error, "chosen": int(k == chosen)}
+        for k, (share, loss, gain, error) in enumerate(
+            zip(shares, losses.mean(1).tolist(), gains.mean(1).tolist(), errors.tolist(), strict=True)
+        )
+    ]
 
 
 def _title(summary: Mapping[str, Any]) -> str:
     return f"{summary['algorithm']} on {summary['dataset']}, {summary['num_clients']} clients"
 
 
-def _accuracy_picture(results: Sequence[Result]) -> pictures.Figure:
+def _score_picture(results: Sequence[Result]) -> pictures.Figure:
+    summary = Summary.from_json(results[0].summary)
+    label = f"test {summary.metric}, mean over clients" + ("; lower is better" if summary.better == "lower" else "")
     return pictures.curves(
         histories(results),
-        figures=[("accuracy_mean", "test accuracy, mean over clients")],
+        figures=[(f"{summary.metric}_mean", label)],
         against=[
             ("client_steps", "local steps per client", len(results[0].clients)),
             ("bytes", "MB sent", 2**20),
         ],
-        strong=Summary.from_json(results[0].summary).mixing,
+        strong=summary.mixing,
         title=_title(results[0].summary),
     )
 
@@ -587,5 +679,6 @@ def _timing(result: Result, seconds: float) -> dict[str, Any]:
         "workers": config.workers,
         "device": config.device,
         "command": sys.argv,
+        "machine": machine(),
         "versions": {"hetperm": hetperm.__version__, "python": platform.python_version(), "torch": torch.__version__},
     }

@@ -21,17 +21,17 @@ from hetperm.config import Config
 from hetperm.device.bench import Loss, Workshop
 from hetperm.device.gradients import Report, ReportGradient
 from hetperm.device.updates import Sgd
+from hetperm.metrics import METRICS, Metric, Score, metric_of
 from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite
 from hetperm.randomness import generator_for, seed_for
 from hetperm.report import page
-from hetperm.report.contents import read_csv
+from hetperm.report.contents import read_csv, read_summary
 from hetperm.runs import client_models, files, joined, server_file, setting
-from hetperm.runs.evaluate import accuracy
 from hetperm.runs.joined import Record
 from hetperm.runs.scores import load_for_evaluation, score
 from hetperm.runs.server_file import Server
-from hetperm.runs.setting import Metric, Setting, one_thread
+from hetperm.runs.setting import Setting, one_thread
 from hetperm.server.estimate import kept_row
 from hetperm.server.visits import mixed_over
 from submodels import WHOLE, Budget
@@ -67,21 +67,28 @@ class Joined:
         client: its number in the run.
         alpha: (N + 1,) whom it learns from; the last is its weight on itself.
         model: its model, in evaluation mode.
-        accuracy, loss: on its test data; nan if it has none.
+        score, loss: the metric of the run and the loss on its test data; nan if it has none.
         row: its line of clients.csv.
         report: its gradient at the probe, or a sketch of it, and the noise.
         channels: what its manifest says of the channels it keeps, and of the classes it knows.
+        metric: the name of what it is scored by.
     """
 
     client: int
     width: float
     alpha: Tensor
     model: nn.Module
-    accuracy: float
+    score: float
     loss: float
     row: dict[str, Any]
     report: Report
     channels: dict[str, Any]
+    metric: str = "accuracy"
+
+    @property
+    def accuracy(self) -> float:
+        """The same as `score`, under the name that most runs have for it."""
+        return self.score
 
 
 def join(
@@ -92,7 +99,7 @@ def join(
     steps: int = 0,
     model: nn.Module | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
+    metric: str | Metric | Score | None = None,
 ) -> Joined:
     """Let a client join the run in a folder, and write it as one more client of it.
 
@@ -147,7 +154,7 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
         "group": client.group,
         "n_train": client.n_train,
         "n_val": client.n_val,
-        "accuracy": None if math.isnan(metric) else metric,
+        run.setting.metric.name: None if math.isnan(metric) else metric,
         "loss": None if math.isnan(loss) else loss,
         "effective_partners": float(1 / alpha.square().sum()),
         "joined": 1,
@@ -156,7 +163,7 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
     channels = {} if index is WHOLE else client_models.channels(index)
     if client.classes is not None:
         channels["classes"] = client.classes.nonzero().flatten().tolist()
-    return Joined(number, width, alpha, model, metric, loss, row, report, channels)
+    return Joined(number, width, alpha, model, metric, loss, row, report, channels, run.setting.metric.name)
 
 
 def width_for(run: Run, budget: Budget) -> float:
@@ -269,9 +276,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def read_run(
-    folder: Path, *, model: nn.Module | None = None, loss: Loss | None = None, metric: Metric | None = None
-) -> Run:
+def read_run(folder: Path, *, model: nn.Module | None = None, loss: Loss | None = None, metric: Any = None) -> Run:
     """The run in a folder."""
     config = configuration.load(folder / "config.toml")
     if config.discrepancy != "probe":
@@ -287,7 +292,7 @@ def read_run(
     widths = [manifest["width"] for manifest in manifests]
     own = _setting_of(config, manifests[0], cut=any([width < 1 for width in widths]), model=model)
     own = replace(own, shop=Workshop(own.shop.full.module, loss or F.cross_entropy, own.shop.scalable))
-    own = replace(own, metric=metric or accuracy)
+    own = replace(own, metric=_metric(folder, metric))
     full = own.shop.scalable or own.shop.full.module
 
     def model_of(j: int) -> Params:
@@ -295,6 +300,18 @@ def read_run(
         return {name: p.detach() for name, p in module.named_parameters() if name in server.w}
 
     return Run(own, server, widths, [str(row["tier"]) for row in rows], manifests[0]["input"], model_of)
+
+
+def _metric(folder: Path, given: Metric | Score | str | None) -> Metric:
+    """What the run was scored by; a function of the user's own must be given again."""
+    summary = read_summary(folder)
+    if given is None and summary.metric not in METRICS:
+        raise ValueError(
+            f"{folder} was scored by {summary.metric!r}, which is no metric by name here; join in Python and give it: "
+            "hetperm.join(folder, client, metric=...)"
+        )
+    metric = METRICS[summary.metric] if given is None else metric_of(given)
+    return replace(metric, name=summary.metric, better=summary.better)
 
 
 def _setting_of(config: Config, manifest: dict[str, Any], *, cut: bool, model: nn.Module | None) -> Setting:
@@ -333,7 +350,7 @@ def write(folder: Path, new: Joined) -> None:
     for key in ("counts", "kept", "classes"):
         manifest.pop(key, None)
     manifest |= {"width": new.width, "alpha": new.alpha.tolist(), "joined": True, **new.channels}
-    manifest |= {key: new.row[key] for key in ("tier", "group", "n_train", "accuracy")}
+    manifest |= {key: new.row[key] for key in ("tier", "group", "n_train", read_summary(folder).metric)}
     client_models.save_client(folder, new.client, new.model, manifest)
     joined.write(folder, [*records, Record(new.row, new.alpha, new.report.gradient, new.report.noise)])
     joined.extend_tables(folder, trained=new.client - len(records))

@@ -13,13 +13,14 @@ from hetperm.config import Config
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
+from hetperm.metrics import Metric
 from hetperm.shards import Inputs, Shard, Stored, first, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
 log = logging.getLogger(__name__)
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch; larger is better
+FIT = "give fit one that takes them"
 
 
 def at_model(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -114,12 +115,21 @@ def check_weights(model: nn.Module) -> None:
 
 
 def rehearse(
-    model: nn.Module, clients: Sequence[Client], loss: Loss, metric: Metric, augment: Augment | None = None
+    model: nn.Module,
+    clients: Sequence[Client],
+    loss: Loss,
+    metric: Metric,
+    augment: Augment | None = None,
+    *,
+    remedy: str = FIT,
 ) -> Any:
-    """Call a user's model, loss and metric on two samples, so that what does not fit fails before training.
+    """Call a model, loss and metric on two samples, so that what does not fit fails before training.
 
     The model is left as it was, and no random number is drawn from the global generator. What the model returned is
     returned: a tensor, or an object with logits.
+
+    Args:
+        remedy: the end of an error's sentence.
     """
     modes = [(part, part.training) for part in model.modules()]
     try:
@@ -128,7 +138,7 @@ def rehearse(
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
-            outputs = _tried("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), _about(x))
+            outputs = _tried("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), _about(x), remedy)
             if not isinstance(outputs, Tensor):
                 raise ValueError(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
@@ -136,14 +146,14 @@ def rehearse(
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
-            value = _tried("loss", loss, (outputs, y), pair)
+            value = _tried("loss", loss, (outputs, y), pair, remedy)
             learns = any(p.requires_grad for p in model.parameters())
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
-            score = _tried("metric", metric, (outputs.detach(), y), pair)
+            score = _tried("metric", metric, (outputs.detach(), y), pair, remedy)
             if not isinstance(score, Tensor | int | float):
-                raise ValueError(f"the metric gives {shown(score)}; it must be one number, larger if better")
+                raise ValueError(f"the metric gives {shown(score)}; it must be one number")
     finally:
         for part, training in modes:
             part.training = training
@@ -187,13 +197,13 @@ def _about(x: Inputs) -> str:
     return f"{len(x)} inputs of shapes {', '.join(str(tuple(one.shape)) for one in x if isinstance(one, Tensor))}"
 
 
-def _tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str) -> Any:
+def _tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
     """What a user's function returns; an error says on what it failed."""
     try:
         return function(*args)
     except Exception as error:  # a user's code can raise anything
         reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the {noun} fails on {what} ({reason}); give fit one that takes them") from error
+        raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:

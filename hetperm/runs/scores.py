@@ -11,8 +11,8 @@ from hetperm.runs.setting import Metric, Setting
 from hetperm.shards import parts
 from submodels.norms import recalibrate
 
-One = tuple[float, float]  # the loss and the accuracy of a client
-Scores = tuple[tuple[float, ...], tuple[float, ...]]  # accuracies and losses, one per client
+One = tuple[float, float]  # the loss and the score of a client
+Scores = tuple[tuple[float, ...], tuple[float, ...]]  # of the metric and losses, one per client
 
 
 def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> None:
@@ -28,16 +28,17 @@ def score_one(shop: Workshop, metric: Metric, client: Client, params: Params, wi
     """(loss, metric) of a client's model on its "val" or "test" data, which it must have."""
     bench = shop.at(width)
     load_for_evaluation(bench, params, client)
-    return evaluate(
+    loss, mean = evaluate(
         bench.module,
         getattr(client, part),
         loss=lambda out, y: shop.loss(masked(out, client.classes), y),
         metric=lambda out, y: metric(masked(out, client.classes), y),
     )
+    return loss, metric.of_client(mean)
 
 
 def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], part: str, *, where: str) -> Scores:
-    """(accuracies, losses) of every client's model on its own data; nan for a client that has none, or is absent.
+    """(scores, losses) of every client's model on its own data; nan for a client that has none, or is absent.
 
     Args:
         part: "val" or "test".
@@ -65,24 +66,25 @@ def scores(
     for (k, i, _, part), one in zip(rows, found, strict=True):
         if one is None:
             continue
-        loss, accuracy = one
-        tables[k][0][i], tables[k][1][i] = accuracy, loss
-        if not (math.isfinite(loss) and math.isfinite(accuracy)):
-            figures = f"{part} loss {loss:g}, metric {accuracy:g} (width {widths[i]:g})"
+        loss, value = one
+        tables[k][0][i], tables[k][1][i] = value, loss
+        if not (math.isfinite(loss) and math.isfinite(value)):
+            figures = f"{part} loss {loss:g}, {metric.name} {value:g} (width {widths[i]:g})"
             raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
-    return [(tuple(accuracies), tuple(losses)) for accuracies, losses in tables]
+    return [(tuple(values), tuple(losses)) for values, losses in tables]
 
 
-def figures(setting: Setting, accuracies: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
-    """The figures of accuracy and loss over the clients that were scored."""
+def figures(setting: Setting, scores: Sequence[float], losses: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The figures of the metric, by its name, and of the loss over the clients that were scored."""
+    metric = setting.metric
     scored = [i for i, value in enumerate(losses) if not math.isnan(value)]
     n = [setting.clients[i].n_train for i in scored]
     if not scored:
         # The columns of a table must not depend on whether there are test data.
         blank = dict.fromkeys(summarise([0.0], [1]), math.nan)
-        return {"accuracy": blank, "loss": blank}
+        return {metric.name: blank, "loss": blank}
     return {
-        "accuracy": summarise([accuracies[i] for i in scored], n),
+        metric.name: summarise([scores[i] for i in scored], n, largest_is_worst=metric.lower_is_better),
         "loss": summarise([losses[i] for i in scored], n, largest_is_worst=True),
     }
 

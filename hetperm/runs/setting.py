@@ -24,13 +24,14 @@ from hetperm.engine.choice import choose
 from hetperm.engine.task import Engine
 from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
+from hetperm.metrics import ACCURACY, Metric, metric_of
 from hetperm.mixing import complexity
 from hetperm.params import Params
-from hetperm.profile import Profile
+from hetperm.plugins import load_installed
+from hetperm.profile import Profile, Tier
 from hetperm.randomness import seed_for
 from hetperm.runs import rehearsal
-from hetperm.runs.evaluate import accuracy
-from hetperm.runs.rehearsal import Metric, at_model
+from hetperm.runs.rehearsal import at_model
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.presence import EVERYBODY, Presence
@@ -43,8 +44,9 @@ from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
 
-# Step sizes of the global model: of linear layers only, with convolutions over time, and of all others.
-RATES = {"linear": 0.5, "time": 0.3, "other": 0.1}
+# Step sizes of the global model: of linear layers only, with convolutions over time, with recurrent layers, and of all
+# others.
+RATES = {"linear": 0.5, "time": 0.3, "recurrent": 2.0, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
 # What is left of them with another optimizer: directions that add up are longer, and those of adamw are nearly signs.
 OF_OPTIMIZER = {"sgd": 1, "momentum": 1 / 3, "adamw": 1 / 50}
@@ -78,7 +80,10 @@ class Setting:
         engine: the name of the engine that runs the tasks; never "auto".
         heads: names of the classifier's parameters, if clients mask classes; `found_heads` looks for them.
         profile: what each tier can afford, one row per tier; empty if clients came with their own widths.
+        devices: (N,) the tier of every client as its profile has it; empty if clients came with their own widths.
+        warnings: what was odd about the clients and their sizes, one sentence each.
         architecture: the description from which `load_client` builds the model.
+        partition: how the data were divided among clients; None if they came divided.
         presence: who is there in which round.
         preparation: how stored values became inputs of the model; None if they are inputs as they are.
         class_names: the name of every class; empty if the data have none.
@@ -95,7 +100,10 @@ class Setting:
     engine: str
     heads: tuple[str, ...] = ()
     profile: tuple[Mapping[str, Any], ...] = ()
+    devices: tuple[Tier, ...] = ()
+    warnings: tuple[str, ...] = ()
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    partition: str | None = None
     presence: Presence = EVERYBODY
     preparation: Preparation | None = None
     class_names: tuple[str, ...] = ()
@@ -129,7 +137,7 @@ class Setting:
         config, size = self.config, self.num_params(1.0)
         data, model = self.dataset, type(self.shop.full.module).__name__
         if self.dataset != OWN:
-            data, model = f"{data} {config.partition}", zoo.resolve(config.model)
+            data, model = f"{data} {self.partition or ''}".strip(), zoo.resolve(config.model)
         widths = sorted({client.width for client in self.clients}, reverse=True)
         sizes = "" if widths == [1.0] else f", trained at widths {', '.join(f'{width:g}' for width in widths)}"
         return f"{data}; {model} with {size:,} parameters{sizes}; {config.dtype} on {config.device}"
@@ -200,20 +208,26 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
         config: the configuration.
         tiers: the capacity profile; the one that the configuration names unless given.
     """
+    load_installed()
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
     _presence(config)  # called for its error, before the data are read
     problem = problem_of(config)
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = placed(build(config, sizes), config)
+    loss, metric = problem.loss or F.cross_entropy, metric_of(config.metric or problem.metric)
+    remedy = f"{problem.name} does not go with --model {config.model} and --metric {metric.name}; change one of them"
+    rehearsal.rehearse(model, problem.clients, loss, metric, remedy=remedy)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
     clients = [replace(client, width=tiers.tiers[k].width) for client, k in zip(problem.clients, assigned, strict=True)]
-    for name in profile.empty_tiers(tiers, assigned):
-        log.warning("tier %s of profile %s has none of the %d clients", name, tiers.name, len(clients))
+    empty = profile.empty_tiers(tiers, assigned)
+    warnings = [f"tier {name} of profile {tiers.name} has none of the {len(clients)} clients" for name in empty]
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
-        log.warning("%s", untrained)
-    shop = Workshop(model, F.cross_entropy, scalable)
-    setting = _setting(shop, clients, config, accuracy, [tiers.tiers[k].name for k in assigned], problem.name)
+        warnings.append(untrained)
+    for warning in warnings:
+        log.warning("%s", warning)
+    shop = Workshop(model, loss, scalable)
+    setting = _setting(shop, clients, config, metric, [tiers.tiers[k].name for k in assigned], problem.name)
     step = step_of(config)
     whole = _counted(model, clients[0], **step) if scalable is None else None
     if config.start == "nested":
@@ -222,7 +236,10 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     return replace(
         setting,
         profile=tuple(profile.table(tiers, assigned, scalable, whole=whole, **step)),
+        devices=tuple(tiers.tiers[k] for k in assigned),
+        warnings=tuple(warnings),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
+        partition=problem.partition,
         preparation=problem.preparation,
         class_names=problem.class_names,
     )
@@ -240,6 +257,7 @@ def problem_of(config: Config) -> Problem:
         data_dir=config.data_dir,
         download=config.download,
         image_size=config.image_size,
+        max_test_samples=config.max_test_samples,
     )
 
 
@@ -303,7 +321,7 @@ def from_model(
         raise ValueError(f"augment is a function and {config.augment!r} in the configuration; give one of them")
     rehearsal.check_weights(model)
     kind, model = type(model), placed(copy.deepcopy(model), config)
-    loss, metric = F.cross_entropy if loss is None else loss, accuracy if metric is None else metric
+    loss, metric = F.cross_entropy if loss is None else loss, metric_of(metric or config.metric or ACCURACY)
     outputs = rehearsal.rehearse(model, clients, loss, metric, augment)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     cut = any([client.width < 1 for client in clients])
@@ -329,7 +347,7 @@ def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cu
     example = example.to(weight.device, weight.dtype if example.is_floating_point() else None)
     shop = Workshop(model, F.cross_entropy, ScalableModel(model, example) if cut else None)
     config = with_rates(config.override(device=str(device_of(config.device))), model)
-    return Setting((), shop, shop.full.take(), accuracy, dataset, config, (), "sequential")
+    return Setting((), shop, shop.full.take(), metric_of(ACCURACY), dataset, config, (), "sequential")
 
 
 def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> None:
@@ -338,6 +356,8 @@ def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> N
     Args:
         sample: the shape of one input of the run.
     """
+    if isinstance(client.train, Stored) or not isinstance(client.train[0], Tensor):
+        raise ValueError("the client that joins has a Dataset or several inputs; it needs a pair of tensors, (x, y)")
     model, x = setting.shop.full.module, client.train[0]
     if tuple(x.shape[1:]) != tuple(sample):
         raise ValueError(
@@ -448,7 +468,12 @@ def _kind(model: nn.Module) -> str:
     # more so, the more axes it runs along.
     if all([isinstance(part, nn.Linear) for part in trained]):
         return "linear"
-    return "time" if all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]) else "other"
+    if all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
+        return "time"
+    # Gates saturate, and a symbol's embedding learns only where the symbol is.
+    recurrent = any([isinstance(part, nn.RNNBase) for part in trained])
+    known = all([isinstance(part, nn.Linear | nn.Embedding | nn.RNNBase) for part in trained])
+    return "recurrent" if recurrent and known else "other"
 
 
 def _setting(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hetperm import mixing
 from hetperm.algorithms import perm
-from hetperm.report.contents import Attendance, Cost, Figures, Method, Mixing, Summary, Tier
+from hetperm.client import Client
+from hetperm.report.contents import ACCURACY, Attendance, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
@@ -24,6 +25,10 @@ def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
         dataset=setting.dataset,
         num_clients=len(setting.clients),
         main=_method(main),
+        metric=setting.metric.name,
+        better=setting.metric.better,
+        model=setting.architecture.get("name", setting.architecture.get("class")),
+        partition=setting.partition,
         seed=setting.config.seed,
         epochs=setting.config.epochs,
         capacity_profile=setting.config.capacity_profile if setting.profile else None,
@@ -34,20 +39,20 @@ def summary_of(main: Trained, baselines: Mapping[str, Trained]) -> Summary:
 def _method(trained: Trained) -> Method:
     """The figures of one method; of one that diverged only its sizes and its cost."""
     setting = trained.setting
-    over_clients = {} if trained.diverged else figures(setting, trained.accuracy, trained.loss)
-    accuracies = by_tier(setting, trained.accuracy)
+    over_clients = {} if trained.diverged else figures(setting, trained.score, trained.loss)
+    means = by_tier(setting, trained.score)
     first = {tier: setting.tiers.index(tier) for tier in setting.tier_names}  # any client of a tier stands for it
     tiers = {
         tier: Tier(
             clients=setting.tiers.count(tier),
             width=setting.clients[i].width,
             params=setting.num_params(trained.widths[i]),
-            accuracy=None if trained.diverged else accuracies[tier],
+            score=None if trained.diverged else means[tier],
         )
         for tier, i in first.items()
     }
     return Method(
-        accuracy=Figures(**over_clients.get("accuracy", {})),
+        score=Figures(**over_clients.get(setting.metric.name, {})),
         loss=Figures(**over_clients.get("loss", {})),
         tiers=tiers,
         alpha=None if trained.diverged else mixing_of(setting, trained.state.alpha, _share(trained.state)),
@@ -91,6 +96,7 @@ def mixing_of(setting: Setting, alpha: Tensor | None, share: float | None = None
 def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dict[str, Any]]:
     """Yield the rows of clients.csv, one per client."""
     setting, alpha, work = main.setting, main.state.alpha, main.state.work
+    metric = setting.metric.name
     partners = [None] * len(setting.clients) if alpha is None else mixing.effective_partners(alpha).tolist()
     for i, client in enumerate(setting.clients):
         yield {
@@ -101,12 +107,21 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
             "group": client.group,
             "n_train": client.n_train,
             "n_val": client.n_val,
-            "accuracy": main.accuracy[i],
+            "most_common": _most_common(client),
+            metric: main.score[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
             **({"asked": work.asked[i], "absent": work.absent[i]} if work.asked else {}),
-            **{f"accuracy_{name}": rival.accuracy[i] for name, rival in baselines.items()},
+            **{f"{metric}_{name}": rival.score[i] for name, rival in baselines.items()},
         }
+
+
+def _most_common(client: Client) -> float | None:
+    """The share of a client's training samples that are of its most common class; None if labels are no classes."""
+    y = client.train[1] if isinstance(client.train, tuple) else None
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 1:
+        return None
+    return float(y.unique(return_counts=True)[1].max() / len(y))
 
 
 # Several seeds
@@ -133,9 +148,8 @@ def aggregate(
     rivals = {name: [one["baselines"][name] for one in summaries] for name in summaries[0]["baselines"]}
     pairs = {name: _over_seeds(runs) for name, runs in rivals.items()}
     # Differences seed by seed: what a seed does to both methods alike cancels.
-    own = [one["accuracy"]["mean"] for one in summaries]
     finished = [seed not in lost for seed in seeds]
-    paired = {name: _paired(own, runs, finished) for name, runs in rivals.items()}
+    paired = {name: _paired(summaries, runs, finished) for name, runs in rivals.items()}
     return {
         **mean,
         **({"diverged": _of_seeds(list(lost.values()), len(seeds))} if lost else {}),
@@ -165,10 +179,15 @@ def _of_seeds(moments: Sequence[str], seeds: int) -> str:
     return f"{seeds - len(moments)} of {seeds} seeds; {counts}"
 
 
-def _paired(own: Sequence[float], rival: Sequence[Mapping[str, Any]], finished: Sequence[bool]) -> dict[str, Any]:
-    """The gain over a rival, seed by seed; None for a seed with which either diverged."""
+def _paired(
+    own: Sequence[Mapping[str, Any]], rival: Sequence[Mapping[str, Any]], finished: Sequence[bool]
+) -> dict[str, Any]:
+    """How far ahead of a rival, seed by seed; None for a seed with which either diverged."""
+    metric = own[0].get("metric", ACCURACY)
+    sign = -1 if own[0].get("better") == "lower" else 1
     both = (
-        None if one.get("diverged") else mine - one["accuracy"]["mean"] for mine, one in zip(own, rival, strict=True)
+        None if other.get("diverged") else sign * (mine[metric]["mean"] - other[metric]["mean"])
+        for mine, other in zip(own, rival, strict=True)
     )
     differences = [next(both) if well else None for well in finished]
     known = [difference for difference in differences if difference is not None]

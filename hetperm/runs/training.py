@@ -23,7 +23,8 @@ from hetperm.engine import choice
 from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
-from hetperm.runs import checkpoint
+from hetperm.plugins import digests
+from hetperm.runs import checkpoint, clock
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.files import GrowingCsv
 from hetperm.runs.scores import Scores, by_tier, figures, scores
@@ -36,6 +37,10 @@ from hetperm.state import State
 from hetperm.texts import one_line
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
+SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
+SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
+BY_CLIENT = "client_scores"  # the key in the history of the scores of all clients, a list
+MOST_CURVES = 1000  # clients up to which each has a curve of its own
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -46,7 +51,7 @@ class Trained:
     Attributes:
         widths: (N,) the widths of the personal models.
         history: one row of metrics per epoch.
-        accuracy: (N,) the accuracy of each client's deployed model on its test data; nan for a client that has none.
+        score: (N,) the metric of each client's deployed model on its test data; nan for a client that has none.
         loss: (N,) the loss, likewise.
         seconds: time of training, including the time before the run was resumed.
         seconds_before_resume: the part of `seconds` before the run was resumed.
@@ -60,7 +65,7 @@ class Trained:
     widths: tuple[float, ...]
     state: State
     history: tuple[dict[str, Any], ...]
-    accuracy: tuple[float, ...]
+    score: tuple[float, ...]
     loss: tuple[float, ...]
     seconds: float
     seconds_before_resume: float
@@ -161,7 +166,7 @@ def epochs(
     origin = _origin(setting, name)
 
     def extra() -> dict[str, Any]:
-        return {**origin, "seconds": time.perf_counter() - began}
+        return {**origin, "seconds": time.perf_counter() - began, SIMULATED: watch.seconds}
 
     # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
@@ -170,20 +175,29 @@ def epochs(
         _naming(name, resumed=saved is not None),
         _opened(sized, base=min(setting.model_widths(name)) if method.one_size else 1.0) as engine,
     ):
-        algorithm = algorithm_for(sized, name, engine, steps=steps, keep=keep)
+        watch = _watch(sized, engine, saved)
+        algorithm = algorithm_for(sized, name, watch if setting.devices else engine, steps=steps, keep=keep)
         rows = [] if saved is None else list(saved.history)
         before = None
         for state in states(algorithm, config.epochs, after=None if saved is None else saved.state):
             # The first state is the beginning, or a checkpoint whose row is in the history already: no new row for it.
             if before is not None:
-                is_last, done = state.r == config.epochs, _done(algorithm, state, config)
+                is_last, seconds = state.r == config.epochs, watch.seconds
+                watch.uploads = False  # a model that is fine-tuned by its client stays there
+                done = _done(algorithm, state, config)
+                watch.uploads = True
                 evaluated = is_last or state.r % config.eval_every == 0 or done is not None
                 row, scores = _row(setting, name, done or state, evaluated=evaluated)
                 row["finished"] = int(done is not None)
+                if name == config.algorithm and evaluated and len(setting.clients) <= MOST_CURVES:
+                    row[BY_CLIENT] = [round(value, 4) for value in scores[0]]
+                if setting.devices:
+                    row[SIMULATED] = watch.seconds
+                if not is_last:
+                    watch.seconds = seconds  # training continues from before the fine-tuning
                 rows.append(row | _visit_counts(config, before, state))
                 if is_last:
-                    accuracy, loss = scores
-                    last = {**extra(), "accuracy": list(accuracy), "loss": list(loss)}
+                    last = {**extra(), **{key: list(values) for key, values in zip(SCORES, scores, strict=True)}}
                     yield Saved(done or state, tuple(rows), finished=True, extra=last)
                 else:
                     # Training continues from the state itself, not from the one that would be deployed.
@@ -191,6 +205,19 @@ def epochs(
             elif saved is None:
                 yield Saved(state, (), finished=False, extra=extra())
             before = state
+
+
+def _watch(setting: Setting, engine: Engine, saved: Saved | None) -> clock.Clock:
+    """A simulated clock around an engine, which goes on where the checkpoint left off."""
+    watch = clock.Clock(
+        engine,
+        tiers=setting.devices,
+        samples=[client.n_train for client in setting.clients],
+        macs=cache(setting.macs),
+        speed=clock.ASSUMED,
+    )
+    watch.seconds = 0.0 if saved is None else saved.extra.get(SIMULATED, 0.0)
+    return watch
 
 
 def _opened(setting: Setting, base: float) -> AbstractContextManager[Engine]:
@@ -237,7 +264,7 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
         tuple(setting.model_widths(name)),
         saved.state,
         saved.history,
-        accuracy=tuple(saved.extra["accuracy"]),
+        score=tuple(saved.extra["score"]),
         loss=tuple(saved.extra["loss"]),
         seconds=saved.extra["seconds"],
         seconds_before_resume=0.0 if before is None else before.extra["seconds"],
@@ -259,7 +286,7 @@ def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
         finished=True,
-        extra={**extra, "accuracy": nan, "loss": nan, DIVERGED: when_diverged(last)},
+        extra={**extra, **dict.fromkeys(SCORES, nan), DIVERGED: when_diverged(last)},
     )
 
 
@@ -301,9 +328,23 @@ def keeper(folder: Path | None, method: str, before: Saved | None, metrics: Path
     def keep(saved: Saved) -> None:
         writer.save(saved)
         if table and saved.history:
-            table.update(saved.history)
+            table.update(metric_rows(saved.history))
 
     return keep
+
+
+def metric_rows(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of metrics.csv: a history without the curves of single clients."""
+    return [{key: value for key, value in row.items() if key != BY_CLIENT} for row in history]
+
+
+def client_curve_rows(history: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """The rows of client_metrics.csv: the metric of every client after every epoch that was evaluated."""
+    return [
+        {"epoch": row["epoch"], "client": i, metric: value}
+        for row in history
+        for i, value in enumerate(row.get(BY_CLIENT, ()))
+    ]
 
 
 def checkpoint_file(folder: Path, method: str) -> Path:
@@ -319,6 +360,7 @@ def _origin(setting: Setting, method: str) -> dict[str, Any]:
         "hetperm": hetperm.__version__,
         "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
         "setting": _fingerprint(setting),
+        **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
     }
 
 
@@ -333,6 +375,8 @@ def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
     if different:
         return different
+    if was.get("plugins") != ours.get("plugins"):
+        return "a plugin has changed since; bring it back as it was, or start another run with --out"
     if was.get("setting") != ours["setting"]:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
@@ -356,7 +400,7 @@ def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         else _is_mixing(state.alpha, count),
         "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
         "the models": is_diverged or _models_fit(state, setting, method),
-        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in ("accuracy", "loss")]),
+        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
     }
     return next((part for part, right in fits.items() if not right), None)
 
@@ -441,7 +485,7 @@ def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tup
             for quantity, table in figures(setting, *one).items():
                 row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in table.items()}
         for tier, mean in by_tier(setting, test[0]).items():
-            row[f"{prefix}accuracy_tier_{tier}"] = mean
+            row[f"{prefix}{setting.metric.name}_tier_{tier}"] = mean
     return row, test
 
 

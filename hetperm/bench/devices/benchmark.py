@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetperm.bench.devices.clock import Speed
 from hetperm.bench.devices.device import Devices, Exceeded
 from hetperm.bench.devices.limits import LARGEST_SLACK, Limit, allowed_bytes, slack
 from hetperm.bench.devices.measure import Peak, allocated, timed, training, watched
 from hetperm.profile import Profile, Tier
+from hetperm.runs.clock import Speed
 from hetperm.runs.memory import MB
 from submodels import Budget, Cost, ScalableModel, zoo
 from submodels.budget import needs

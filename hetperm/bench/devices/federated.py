@@ -10,12 +10,12 @@ import torch
 
 from hetperm.algorithms.base import Algorithm
 from hetperm.bench.devices.benchmark import Enforcement, Say
-from hetperm.bench.devices.clock import Clock, Speed
 from hetperm.bench.devices.limited import Limited
 from hetperm.config import Config
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Engine
 from hetperm.profile import Profile
+from hetperm.runs.clock import Clock, Speed
 from hetperm.runs.scores import by_tier, figures, score
 from hetperm.runs.setting import Setting, from_config
 from hetperm.runs.training import algorithm_for, default_steps, states, steps_taken

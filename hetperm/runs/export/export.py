@@ -16,8 +16,8 @@ from hetperm import config as configuration
 from hetperm.advice import did_you_mean
 from hetperm.config import Config
 from hetperm.data import Problem
+from hetperm.metrics import metric_of
 from hetperm.runs import client_models, files
-from hetperm.runs.evaluate import accuracy
 from hetperm.runs.export import formats
 from hetperm.runs.export.options import FOLDER, Options
 from hetperm.runs.export.package import Subject, samples_of
@@ -172,7 +172,7 @@ def _subjects(
             x=x,
             y=y,
             part=part,
-            metric=accuracy,
+            metric=metric_of(problem.metric),
             preparation=problem.preparation,
             classes=_mask(manifests[i].get("classes"), problem.num_classes),
             class_names=problem.class_names,

@@ -413,6 +413,7 @@ RUNS: dict[str, Callable[[Session], None]] = {
     "runtime": runtime,
     "hetero": hetero,
     "budgets": hetero,
+    "natural": hetero,
     "ablations": ablations,
     "rates": partial(ablations, name="rates", title="Step sizes"),
     "scale": scale,

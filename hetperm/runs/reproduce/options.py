@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "runtime": "seconds of a communication round, against FedAvg, perFedAvg and pFedMe",
     "hetero": "who wins where: clients of several sizes, all rivals, at equal steps",
     "budgets": "the same with the nearest rivals in two settings, also at equal FLOPs and bytes",
+    "natural": "people as they are: 30 phone users and 100 roles of Shakespeare, against all rivals that fine-tune",
     "ablations": "one choice of PERM changed at a time",
     "rates": "PERM with step sizes from a tenth of the default to twice it",
     "scale": "partners and mass on one's own group with up to a thousand clients",
@@ -21,7 +22,14 @@ EXPERIMENTS = {
 TUNED = ("synthetic", "cifar10", "femnist", "hetero")  # those that have a grid for every method
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEEDS = (100, 101)  # tuning must not see the data that results are reported on
-PATHS = {"cifar10": "CIFAR10.npz", "phones": "PHONES.npz", "leaf": "LEAF", "data_dir": "DATA", "out": "OUT"}
+PATHS = {
+    "cifar10": "CIFAR10.npz",
+    "phones": "PHONES.npz",
+    "leaf": "LEAF",
+    "roles": "ROLES.json",
+    "data_dir": "DATA",
+    "out": "OUT",
+}
 BUDGETS = ("steps", "macs", "bytes")
 
 
@@ -60,6 +68,8 @@ class Options:
     """Phone users' activities as an npz file; None: what needs them is skipped."""
     leaf: Path | None = None
     """LEAF's FEMNIST, a folder of json files; None: what needs it is skipped."""
+    roles: Path | None = None
+    """Shakespeare's roles: a JSON file {role: text}, or LEAF's folder; None: what needs them is skipped."""
     tuned: Path | None = None
     """The values that tuning chose (chosen.toml); None: those that come with hetperm."""
     workers: Annotated[int, whole(1, 256)] = 1
@@ -79,4 +89,4 @@ class Options:
         return words
 
 
-PATH_FLAGS = tuple(field.name for field in fields(Options) if field.name in ("cifar10", "phones", "leaf"))
+PATH_FLAGS = tuple(field.name for field in fields(Options) if field.name in ("cifar10", "phones", "leaf", "roles"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hetperm.advice import did_you_mean
-from hetperm.config import ALGORITHMS, FIELDS, SHIPPED, Config, read
+from hetperm.config import FIELDS, SHIPPED, Config, known_algorithms, read
 from hetperm.runs.reproduce.options import PATH_FLAGS, SEEDS, TUNING_SEEDS, Options
 
 FOLDER = SHIPPED / "reproduce"
@@ -87,9 +87,10 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
         except ValueError as error:
             raise ValueError(f"{path}: [settings.{name}]: {error}") from error
     listed = tuple(table.pop("methods", ("perm",)))
-    methods = tuple(name for name in _chosen("method", options.methods, listed) if name in ALGORITHMS)
+    methods = tuple(name for name in _chosen("method", options.methods, listed) if name in known_algorithms())
     skipped += [
-        f"{name} is skipped: this version of hetperm has no such method" for name in set(listed) - set(ALGORITHMS)
+        f"{name} is skipped: this version of hetperm has no such method"
+        for name in set(listed) - set(known_algorithms())
     ]
     seeds = options.seeds or (TUNING_SEEDS if tuning else SEEDS)
     if options.quick and not options.seeds:
@@ -134,12 +135,14 @@ def _case(
     # Values written beside the setting win over those of the tuned file.
     tables = {**tuned, **own.get("rivals", {})}
     skipped += [
-        f"[{method}] of {name} is left out: there is no such method" for method in set(tables) - set(ALGORITHMS)
+        f"[{method}] of {name} is left out: there is no such method" for method in set(tables) - set(known_algorithms())
     ]
-    tables = {method: values for method, values in tables.items() if method in ALGORITHMS}
+    tables = {method: values for method, values in tables.items() if method in known_algorithms()}
     whole = Config().override(**fields, rivals=tables)
     # A change that a setting cannot have, such as samples of a set that is dealt out by nature, is not made.
     config = whole.override(**{key: value for key, value in changes.items() if not _natural(whole, key)})
+    if config.metric not in (None, "accuracy"):
+        raise ValueError(f"metric is {config.metric!r}; experiments rank methods by accuracy, so leave it out")
     if not config.steps:
         raise ValueError("steps is 0; a cell needs a budget that does not depend on another cell")
     scale = config.steps * config.num_clients / (whole.steps * whole.num_clients)

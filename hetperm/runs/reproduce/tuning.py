@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from hetperm.config import ALGORITHMS, read
+from hetperm.config import known_algorithms, read
 from hetperm.params import NotFinite
 from hetperm.runs import files
 from hetperm.runs.reproduce.cells import Cell, Row, Settings, last_epoch
@@ -43,7 +43,7 @@ def grid(name: str, methods: Sequence[str]) -> dict[str, list[Point]]:
     missing = [method for method in methods if method not in tables]
     if missing:
         raise ValueError(f"{path} has no table [{missing[0]}]; every method needs points to try")
-    points = {method: list(combinations(tables[method])) for method in methods if method in ALGORITHMS}
+    points = {method: list(combinations(tables[method])) for method in methods if method in known_algorithms()}
     sizes = {len(of_method) for of_method in points.values()}
     if len(sizes) > 1:
         raise ValueError(f"{path} has from {min(sizes)} to {max(sizes)} points; give every method equally many")

@@ -53,6 +53,11 @@ class Speed:
         return wire + (tier.slow or 1) * self.per_mac * macs * samples
 
 
+# Of a run, which must not depend on how fast this machine is: our assumption, 10^9 multiply-adds of a forward pass a
+# second, backward pass included, on a device without a slow factor.
+ASSUMED = Speed(per_mac=1e-9)
+
+
 class Clock:
     """An engine that lets another do the work, and adds up the time that devices would take; every `run` is one round.
 
@@ -78,6 +83,7 @@ class Clock:
     ):
         self.engine, self.tiers, self.samples, self.macs, self.speed = engine, tiers, samples, macs, speed
         self.seconds, self.sent, self.uploads = 0.0, 0, True
+        self.hosts_may_be_absent = getattr(engine, "hosts_may_be_absent", False)
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """The outcomes of the other engine."""

@@ -1,0 +1,78 @@
+"""``hetperm compare RUN RUN ...``: runs side by side, in the terminal and as a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetperm.cli.console import say
+from hetperm.cli.flags import UsageError
+
+USAGE = """\
+usage: hetperm compare RUN RUN ... [--out PAGE]
+
+Compare runs on the same clients: figures with paired differences to the first run, what differs in their settings,
+tiers, every method; and the same with curves as a page that needs no network.
+
+  RUN         the folder of a run, or of several seeds
+  --out PAGE  the page to write, a file that ends in .html (default: beside the first run)"""
+
+
+def main(args: Sequence[str]) -> None:
+    """Compare runs, print the tables and write the page."""
+    if not args or {"-h", "--help"} & set(args):
+        print(USAGE)
+        return
+    folders, out = _parsed(args)
+    from hetperm.report import compare
+    from hetperm.report.grid import terminal
+    from hetperm.runs import files
+
+    found = compare.compare(folders)
+    target = out or _beside(folders)
+    _check(target)
+    say(terminal(compare.run_grid(found)))
+    settings = compare.setting_grid(found)
+    say("the settings are the same" if settings is None else terminal(settings))
+    for grid in (compare.tier_grid(found), compare.method_grid(found)):
+        if grid is not None:
+            say(terminal(grid))
+    files.write(target, compare.render(found))
+    say(f"written to {target}: open it in a browser")
+
+
+def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
+    """The folders and the page that the words name."""
+    words, out = list(args), None
+    folders = []
+    while words:
+        word, *words = words
+        flag, equals, value = word.partition("=")
+        if flag == "--out":
+            if not equals:
+                if not words:
+                    raise UsageError("--out: the value is missing; name a file that ends in .html")
+                value, *words = words
+            if not value.endswith(".html"):
+                raise UsageError(f"--out: {value!r} is no page; name a file that ends in .html")
+            out = Path(value)
+        elif word.startswith("--"):
+            raise UsageError(f"unknown flag {flag}; compare takes folders and --out")
+        else:
+            folders.append(Path(word))
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}; name the folder of a run, such as runs/digits-perm")
+    return folders, out
+
+
+def _beside(folders: Sequence[Path]) -> Path:
+    """The page beside the first run, named after all of them."""
+    names = "-".join(folder.resolve().name for folder in folders)
+    return folders[0].resolve().parent / f"compare-{names[:100]}.html"
+
+
+def _check(target: Path) -> None:
+    """Raise an error if the page would take the place of something else."""
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {target.parent}; make it, or name another page with --out")
+    if target.exists() and b"hetperm compare" not in target.read_bytes()[:500]:
+        raise UsageError(f"{target} exists and is no page of hetperm compare; name another with --out")

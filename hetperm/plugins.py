@@ -1,0 +1,77 @@
+"""Plugins: code from outside that registers algorithms, data sets, models or metrics. Imports no torch.
+
+A plugin is a Python file (``my_file.py``) or a module that can be imported (``my_package.methods``), named by
+``--plugins``; or a package that is installed with an entry point in the group "hetperm", which needs no flag. It is run
+once, and what it registers (`hetperm.register_algorithm` and its kin) is known by name from then on.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hetperm.texts import one_line, shown
+
+GROUP = "hetperm"  # of entry points
+_files: dict[Path, ModuleType] = {}  # those that were run
+
+
+def plugin(name: str, value: Any) -> str:
+    """Run a plugin, unless it has been run; return its name. An error says what went wrong inside it."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} has {shown(value)}; it must be a Python file or the name of a module")
+    module_of(value)
+    return value
+
+
+def module_of(value: str) -> ModuleType:
+    """The module of a plugin."""
+    is_file = value.endswith(".py")
+    if is_file and not Path(value).is_file():
+        raise FileNotFoundError(f"there is no plugin {value!r}; name a Python file, or a module without .py")
+    try:
+        return _run(Path(value).resolve()) if is_file else importlib.import_module(value)
+    except Exception as error:  # a user's code can raise anything
+        raise _refusal(repr(value), error, "leave it out") from error
+
+
+def _run(path: Path) -> ModuleType:
+    if path not in _files:
+        # In sys.modules, where pickle looks for the classes of what is sent to a worker.
+        name = f"hetperm_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        _files[path] = module
+    return _files[path]
+
+
+@cache
+def load_installed() -> None:
+    """Load the plugins of installed packages, once."""
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            raise _refusal(f"{entry.name!r} ({entry.value})", error, "uninstall its package") from error
+
+
+def _refusal(name: str, error: Exception, otherwise: str) -> ValueError:
+    reason = f"{type(error).__name__}: {one_line(str(error))}"
+    return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
+
+
+def digests(plugins: Iterable[str]) -> dict[str, str]:
+    """plugin -> a hash of its source, by which a run that is resumed knows whether it has changed."""
+    sources = {name: getattr(module_of(name), "__file__", None) for name in plugins}
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for name, file in sources.items() if file}

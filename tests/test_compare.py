@@ -1,0 +1,138 @@
+"""hetperm compare: tables and page of runs side by side, and what cannot be compared."""
+
+import json
+
+import pytest
+from summaries import clients, single
+from test_report_page import CONFIG, Page, data_of, write_run, write_sweep
+
+from hetperm.cli import compare as command
+from hetperm.cli.main import guarded
+from hetperm.report.compare import compare, method_grid, render, run_grid, setting_grid, tier_grid
+from hetperm.runs import files
+
+
+def other_run(path, *, ahead: float = 0.05, config: str = CONFIG, seed: int = 0):
+    """A run like that of `write_run`, whose algorithm is ahead by so much for every client."""
+    write_run(path, seed=seed)
+    files.write_csv(path / "clients.csv", [{**row, "accuracy": row["accuracy"] + ahead} for row in clients(seed)])
+    summary = single(seed)
+    summary["accuracy"]["mean"] += ahead
+    files.write_json(path / "summary.json", summary)
+    files.write(path / "config.toml", config)
+    return path
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two runs that differ in one setting."""
+    return [write_run(tmp_path / "first"), other_run(tmp_path / "second", config=CONFIG + "share = 0.7\n")]
+
+
+def test_runs_that_differ_in_one_setting_are_paired_over_clients(two):
+    found = compare(two)
+    lines = {row[0]: row for row in run_grid(found).rows}
+    assert lines["first"][:5] == ["first", "perm", "0.836", "-", "0.801"]
+    assert lines["second"][3] == "+0.050 [+0.050, +0.050] ahead"
+    assert setting_grid(found).rows == [["share", "-", "0.7"]]
+    assert tier_grid(found).rows[0] == ["flagship", "0.902", "0.902"]
+    assert [row[0] for row in method_grid(found).rows] == ["perm", "local", "fedavg-ft"]
+
+
+def test_sweeps_are_paired_over_the_seeds_that_both_have(tmp_path):
+    first, second = write_sweep(tmp_path / "first"), write_sweep(tmp_path / "second")
+    for seed in range(3):
+        summary = single(seed)
+        summary["accuracy"]["mean"] += 0.01 * seed
+        files.write_json(second / f"seed-{seed}" / "summary.json", summary)
+    (first / "seed-0" / "summary.json").unlink()
+    found = compare([first, second])
+    assert (found.over, found.seeds) == ("seeds", [1, 2])
+    # differences of 0.01 and 0.02: mean 0.015, t(1) = 12.706, half = 12.706 * 0.00707 / sqrt(2) = 0.0635
+    assert run_grid(found).rows[1][3] == "+0.015 [-0.049, +0.079] level"
+
+
+def test_the_page_has_tables_and_curves_and_needs_nothing(two):
+    page = Page(render(compare(two)))
+    assert page.said("h1") == ["first against second"]
+    assert page.said("h2") == ["Runs", "What differs in the settings", "By tier", "Progress", "Every method"]
+    data = data_of(page)
+    assert list(data["curves"]) == ["first", "second"]
+    assert data["paired"]["rivals"]["second"]["mean"] == 0.05
+    assert [script.get("src") for script in page.all("script")] == [None, None]
+
+
+def refused(capsys, *words) -> str:
+    assert guarded(command.main, [str(word) for word in words]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    return said.err.removeprefix("error: ").strip()
+
+
+def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys):
+    first = two[0]
+    other = write_run(tmp_path / "other")
+
+    def with_summary(**changes) -> None:
+        files.write_json(other / "summary.json", single() | changes)
+
+    with_summary(dataset="mnist")
+    assert refused(capsys, first, other) == (
+        "first is on digits and other on mnist; figures on different data cannot be compared"
+    )
+    with_summary()
+    files.write(other / "config.toml", CONFIG.replace("label-shift:2", "iid"))
+    assert refused(capsys, first, other).startswith("first divides the data by label-shift:2 and other by iid;")
+    files.write(other / "config.toml", CONFIG)
+    with_summary(num_clients=7)
+    assert refused(capsys, first, other) == (
+        "first has 6 clients and other 7: other clients, so their differences mean nothing; run both with the same "
+        "--num-clients"
+    )
+    with_summary(seed=4)
+    assert refused(capsys, first, other).startswith("the runs share no seed (first has 0; other has 4), so each has")
+    with_summary()
+    rows = clients()
+    rows[3]["n_train"] = 51
+    files.write_csv(other / "clients.csv", rows)
+    assert refused(capsys, first, other).startswith(
+        "client 3 is another in other: n train is 50 in first and 51 there;"
+    )
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_bad_words_are_refused_in_a_sentence(two, tmp_path, capsys):
+    assert refused(capsys, two[0]).startswith("a comparison takes at least two runs and got 1;")
+    assert "is named twice" in refused(capsys, two[0], two[0])
+    assert refused(capsys, two[0], tmp_path / "none").startswith("there is no folder ")
+    assert refused(capsys, *two, "--out", "x.pdf") == "--out: 'x.pdf' is no page; name a file that ends in .html"
+    assert refused(capsys, *two, "--out") == "--out: the value is missing; name a file that ends in .html"
+    assert refused(capsys, *two, "--all").startswith("unknown flag --all;")
+    (tmp_path / "mine.html").write_text("mine")
+    assert "is no page of hetperm compare" in refused(capsys, *two, "--out", tmp_path / "mine.html")
+    (tmp_path / "bench").mkdir()
+    files.write_json(tmp_path / "bench" / "resources.json", {"tiers": [{"tier": "a"}], "lines": []})
+    assert "holds a resource benchmark and no run" in refused(capsys, two[0], tmp_path / "bench")
+
+
+def test_the_command_prints_tables_and_writes_a_page_that_may_be_written_again(two, capsys):
+    for _ in range(2):
+        assert guarded(command.main, [str(path) for path in two]) == 0
+        said = capsys.readouterr().out
+        assert "+0.050 [+0.050, +0.050] ahead" in said
+        page = two[0].parent / "compare-first-second.html"
+        assert f"written to {page}: open it in a browser" in said
+        assert page.is_file()
+
+
+def test_hostile_names_of_folders_stay_text(two, tmp_path):
+    evil = two[1].rename(tmp_path / "<img src=x>&")
+    page = Page(render(compare([two[0], evil])))
+    assert "<img src=x>&" in page.said("th")
+    assert not page.all("img")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_path(tmp_path):
+    found = compare([write_run(tmp_path / "a" / "run"), other_run(tmp_path / "b" / "run")])
+    assert [side.label for side in found.sides] == [str(tmp_path / name / "run") for name in "ab"]
+    assert json.dumps(data_of(Page(render(found)))["curves"])

@@ -1,0 +1,251 @@
+"""Names from outside: what can be registered, by which way it comes in, and what is refused."""
+
+import json
+import sys
+import textwrap
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import train
+from torch import nn
+
+import hetperm
+from hetperm import Config, config, plugins
+from hetperm.algorithms.local_only import local_only
+from hetperm.algorithms.steps import RivalOptions
+from hetperm.config import ADDED
+from hetperm.data import DATASETS, WITH_PATH, load
+from hetperm.methods import METHODS, check_method_tables, options_for
+from hetperm.metrics import METRICS, metric_of
+from hetperm.runs.client_models import load_client
+from submodels import zoo
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tables = (METHODS, DATASETS, zoo.MODELS, METRICS)
+    before = [dict(table) for table in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+    ADDED.clear()
+    WITH_PATH.difference_update(WITH_PATH - {"imagefolder", "leaf", "npz"})
+
+
+# By a call
+
+
+@dataclass(frozen=True)
+class Warm(RivalOptions):
+    warmth: float = 0.5
+    rounds: int = 3
+
+
+def test_an_algorithm_is_known_with_its_options():
+    hetperm.register_algorithm("warm", local_only, Warm, defaults={"rounds": 7})
+    assert Config(algorithm="warm").algorithm == "warm"
+    options = options_for("warm", Config(rivals={"warm": {"warmth": 1}}, local_steps=3), steps=100)
+    assert (options.warmth, options.rounds, options.local_steps) == (1.0, 7, 3)
+    with pytest.raises(ValueError, match=r"\[warm\]: unknown key 'warmht'; did you mean 'warmth'"):
+        check_method_tables(Config(rivals={"warm": {"warmht": 1}}))
+    with pytest.raises(ValueError, match=r"\[warm\]: rounds is 0.5; it must be a whole number"):
+        check_method_tables(Config(rivals={"warm": {"rounds": 0.5}}))
+
+
+def test_one_can_register_again_but_not_over_what_comes_with_hetperm():
+    for options in (RivalOptions, Warm):
+        hetperm.register_algorithm("warm", local_only, options)
+    assert METHODS["warm"].options is Warm
+    for register, name in (
+        (hetperm.register_algorithm, "perm"),
+        (hetperm.register_dataset, "digits"),
+        (hetperm.register_model, "mlp"),
+        (hetperm.register_metric, "accuracy"),
+    ):
+        with pytest.raises(ValueError, match=f"'{name}' comes with hetperm; give yours another name"):
+            register(name, local_only)
+
+
+@pytest.mark.parametrize("name", ["My Own", "", "a:b", 3, "-x"])
+def test_a_name_that_no_flag_can_hold_is_refused(name):
+    with pytest.raises(ValueError, match="a name has small letters, digits, hyphens and underscores"):
+        hetperm.register_model(name, nn.Linear)
+
+
+def test_what_is_no_algorithm_is_refused():
+    with pytest.raises(TypeError, match="algorithm 'warm': 3 is no function"):
+        hetperm.register_algorithm("warm", 3)
+    with pytest.raises(TypeError, match=r"algorithm 'warm': options is .*dict.*; it must be a dataclass"):
+        hetperm.register_algorithm("warm", local_only, dict)
+    with pytest.raises(ValueError, match="algorithm 'epochs': files have a key of that name"):
+        hetperm.register_algorithm("epochs", local_only)
+    with pytest.raises(ValueError, match="'cold' of the defaults is no option of Warm"):
+        hetperm.register_algorithm("warm", local_only, Warm, defaults={"cold": 1})
+
+    @dataclass(frozen=True)
+    class Odd(RivalOptions):
+        widths: tuple = ()
+
+    with pytest.raises(TypeError, match=r"option widths is annotated .*; it must be one of float, int, bool, str"):
+        hetperm.register_algorithm("odd", local_only, Odd)
+
+
+def test_a_data_set_gets_what_is_wanted_and_its_path():
+    seen = []
+
+    def mine(wanted):
+        seen.append(wanted)
+        pair = torch.zeros(4, 2), torch.arange(4) % 2
+        clients = tuple(hetperm.Client(pair, test=pair) for _ in range(wanted.num_clients))
+        return hetperm.data.Problem(clients, in_channels=2, num_classes=2, image_size=None, name=wanted.name)
+
+    hetperm.register_dataset("mine", mine, takes_path=True)
+    problem = load("mine:~/x.csv", num_clients=2, partition="iid", seed=5, max_test_samples=3)
+    assert seen[0].path == Path("~/x.csv").expanduser() and (seen[0].seed, seen[0].partition) == (5, "iid")
+    assert [len(client.test[1]) for client in problem.clients] == [3, 3]
+    with pytest.raises(ValueError, match="unknown dataset 'mine'; did you mean 'mine:PATH'"):
+        load("mine", num_clients=2, partition="iid", seed=0)
+    hetperm.register_dataset("mine", mine)  # now without
+    assert load("mine", num_clients=1, partition="iid", seed=0).clients
+
+
+def test_a_metric_is_known_to_configurations_and_to_fit():
+    hetperm.register_metric("far-off", lambda outputs, y: outputs.sum(), better="lower", finish=lambda mean: -mean)
+    assert (metric_of("far-off").better, metric_of("far-off").of_client(2.0)) == ("lower", -2.0)
+
+
+# By a file, a module or an entry point
+
+MODEL = """
+    from __future__ import annotations
+    from dataclasses import dataclass
+    import hetperm
+    from hetperm.algorithms.local_only import local_only
+    from hetperm.algorithms.steps import RivalOptions
+    from torch import nn
+
+    @dataclass(frozen=True)
+    class Options(RivalOptions):
+        warmth: float = 0.5
+
+    def tiny(*, in_channels, num_classes, image_size, hidden=4):
+        size = in_channels * image_size**2
+        return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+
+    hetperm.register_algorithm("warm", local_only, Options)
+    hetperm.register_model("tiny", tiny)
+"""
+SMALL = "--num-clients 4 --steps 20 --epochs 2 --quiet --samples-per-client 20 --capacity-profile uniform5"
+
+
+def write_plugin(path="mine.py", text=MODEL):
+    Path(path).write_text(textwrap.dedent(text))
+    plugins._files.clear()
+    return path
+
+
+def test_a_strangers_algorithm_runs_with_options_tables_and_resume(capsys):
+    """All from the command line: a file outside the package, options, tables, and going on with a run."""
+    write_plugin()
+    words = f"--plugins mine.py --algorithm warm --model tiny --option model.hidden=8 {SMALL} --out run".split()
+    words += "--baselines local --option warm.lr=0.3 --option local.lr=0.3 --option local.tail_average=0.5".split()
+    assert train(*words, "--option", "warm.warmth=0.25") == 0
+    said = capsys.readouterr().out
+    assert "warm" in said and "zoo:tiny" in said
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["algorithm"] == "warm" and summary["accuracy"] == summary["baselines"]["local"]["accuracy"]
+    written = Path("run/config.toml").read_text()
+    assert 'plugins = [\n    "mine.py",\n]' in written and "warmth = 0.25" in written
+    # The written configuration is enough to go on, and a lost file comes back as it was.
+    table = Path("run/clients.csv").read_bytes()
+    Path("run/clients.csv").unlink()
+    assert train("--config", "run/config.toml", "--out", "run", "--resume", "--quiet") == 0
+    assert Path("run/clients.csv").read_bytes() == table
+    assert load_client("run", 0)[1].out_features in range(1, 9)
+
+
+def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
+    write_plugin()
+    words = f"--plugins mine.py --algorithm warm --baselines local {SMALL} --out run".split()
+    assert train(*words) == 0
+    Path("run/summary.json").unlink()
+    write_plugin(text=MODEL + "    # another version\n")
+    assert train(*words, "--resume") == 2
+    assert "a plugin has changed since; bring it back as it was, or start another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--plugins none.py", "there is no plugin 'none.py'; name a Python file, or a module without .py"),
+        ("--plugins no_such_module", "plugin 'no_such_module' cannot be loaded (ModuleNotFoundError: No module named"),
+        (
+            "--plugins broken.py",
+            "plugin 'broken.py' cannot be loaded (ZeroDivisionError: division by zero); correct it",
+        ),
+        ("--algorithm prem", "unknown algorithm 'prem'; did you mean 'perm'?"),
+        ("--algorithm qqqqqq", "--plugins FILE.py adds others"),
+        ("--option ditto", "--option: 'ditto' is not NAME.KEY=VALUE, such as ditto.prox=0.5"),
+        ("--option dito.prox=1", "unknown algorithm 'dito'; did you mean 'ditto'?"),
+        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be a number of at least 0"),
+        ("--option model.hiden=3", "model 'mlp' does not take these model_options"),
+        ("--metric acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'?"),
+        ("--metric dice", "digits does not go with --model mlp and --metric dice; change one of them"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(words, sentence, capsys):
+    Path("broken.py").write_text("1 / 0\n")
+    assert train(*words.split(), "--out", "run") == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1 and not Path("run").exists()
+
+
+def test_a_broken_plugin_of_a_file_is_named_too(tmp_path):
+    Path("broken.toml").write_text('plugins = ["broken.py"]\n')
+    Path("broken.py").write_text("1 / 0\n")
+    with pytest.raises(ValueError, match=r"plugin 'broken.py' cannot be loaded \(ZeroDivisionError"):
+        config.load("broken.toml")
+
+
+def test_options_of_the_command_line_go_over_those_of_a_file():
+    from hetperm.cli.train import parse_train
+
+    Path("mine.toml").write_text("[ditto]\nprox = 2.0\nlr = 0.3\n[model_options]\nhidden = [8, 8]\n")
+    flags = ["--config", "mine.toml", "--option", "ditto.prox=0.5", "--option", "model.hidden=[4, 4]"]
+    read = parse_train([*flags, "--option", "perfedavg.variant=first-order"])
+    assert read.rivals == {"ditto": {"prox": 0.5, "lr": 0.3}, "perfedavg": {"variant": "first-order"}}
+    assert read.model_options == {"hidden": [4, 4]}
+    # Options of another model than the file's begin anew.
+    other = parse_train(["--config", "mine.toml", "--model", "logistic", "--option", "model.bias=false"])
+    assert other.model_options == {"bias": False}
+
+
+def test_an_installed_package_needs_no_flag(monkeypatch):
+    write_plugin("installed_mine.py")
+    monkeypatch.syspath_prepend(".")
+    entry = metadata.EntryPoint("mine", "installed_mine", "hetperm")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry] if group == "hetperm" else [])
+    plugins.load_installed.cache_clear()
+    try:
+        assert Config(algorithm="warm").algorithm == "warm"
+        Path("mine.toml").write_text('algorithm = "warm"\n[warm]\nwarmth = 0.1\n')
+        assert config.load("mine.toml").rivals == {"warm": {"warmth": 0.1}}
+    finally:
+        sys.modules.pop("installed_mine", None)
+        plugins.load_installed.cache_clear()
+
+
+def test_a_plugin_of_a_package_that_fails_is_named(monkeypatch):
+    entry = metadata.EntryPoint("mine", "no_such_module", "hetperm")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
+    plugins.load_installed.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"plugin 'mine' \(no_such_module\) cannot be loaded .*uninstall"):
+            Config(algorithm="warm")
+    finally:
+        plugins.load_installed.cache_clear()
