@@ -209,7 +209,7 @@ def test_a_report_is_written_anew(tmp_path, capsys):
     assert (tmp_path / "report.html").is_file()
 
 
-def test_a_report_of_files_that_were_changed_says_which(tmp_path, capsys):
+def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
     (tmp_path / "config.toml").write_text(Config().to_toml())
     cost = {"visits": 1, "rounds": 1, "client_steps": 1, "bytes_down": 1, "bytes_up": 1}
     summary = {"algorithm": "perm", "dataset": "digits", "num_clients": 2, "accuracy": {"mean": 0.5, "worst": 0.4}}
@@ -218,11 +218,11 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, capsys):
     (tmp_path / "report.html").write_text("of another version")
     files.write_checksums(tmp_path)
     assert status(["report", str(tmp_path)]) == 0
-    assert capsys.readouterr().err == ""
+    assert not caplog.records
     (tmp_path / "clients.csv").write_text("null")
     (tmp_path / "profile.csv").unlink()
     assert status(["report", str(tmp_path)]) == 0
-    assert capsys.readouterr().err == "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv\n"
+    assert caplog.messages == ["not as the run wrote it, going by checksums.txt: clients.csv, profile.csv"]
 
 
 # Output that cannot be written, and signals
