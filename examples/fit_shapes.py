@@ -87,7 +87,8 @@ def main() -> None:
     rival = result.summary["baselines"]["fedavg"][result.summary["metric"]]["mean"]
     print(f"Dice: perm {result.score:.3f}, fedavg {rival:.3f}")
     for tier, row in result.tiers.items():
-        print(f"width {tier:>3}: {row['clients']} clinics, {row['params']:,} parameters, Dice {row['accuracy']:.3f}")
+        score = row[result.summary["metric"]]
+        print(f"width {tier:>3}: {row['clients']} clinics, {row['params']:,} parameters, Dice {score:.3f}")
     print(f"weight on clinics that outline the same: {result.summary['alpha']['same_group_mass']:.2f}")
 
 

@@ -15,8 +15,12 @@ from hetperm.texts import shown
 
 Score = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch
 ACCURACY = "accuracy"  # the metric unless another is named
-OWN = "metric"  # the name of a function that has none that could head a column
-TAKEN = ("loss", "tail", "val", "tiers", "alpha", "cost", "seed", "epoch")  # they name other columns
+OWN = "score"  # the name of a function that has none that could head a column
+# They name other columns and keys.
+TAKEN = (
+    *("loss", "tail", "val", "tier", "tiers", "alpha", "cost", "seed", "seeds", "epoch", "epochs", "client", "width"),
+    *("group", "metric", "better", "model", "partition", "algorithm", "dataset", "baselines", "attendance"),
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ def metric_of(value: Any) -> Metric:
 
     Example:
         >>> metric_of("mae").better, metric_of(lambda outputs, y: y.sum()).name
-        ('lower', 'metric')
+        ('lower', 'score')
     """
     if isinstance(value, Metric):
         return value

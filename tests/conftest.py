@@ -1,9 +1,13 @@
 """What all tests share: torch computes on one thread, which is faster for small models and rounds alike everywhere."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
+# Programs of federations, which import Flower and what it brings.
+collect_ignore = [] if find_spec("flwr") else ["federation_processes.py", "lying_node.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hetperm.data.images import Preparation
-from hetperm.runs.evaluate import accuracy
+from hetperm.metrics import accuracy
 from hetperm.runs.export.package import Subject
 
 PIXELS = Preparation(peak=255, mean=torch.tensor([0.3, 0.4]).view(2, 1, 1), std=torch.tensor([0.2, 0.5]).view(2, 1, 1))

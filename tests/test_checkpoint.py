@@ -281,7 +281,7 @@ def test_foreign_safetensors_are_refused(tmp_path, metadata):
 
 
 def test_an_unknown_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint, "FORMAT", 4)
     assert refusal(saved) == f"{saved} is a checkpoint of format 3 and this hetperm reads 4; {REMEDY}"
 
 

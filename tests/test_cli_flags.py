@@ -146,7 +146,7 @@ def test_every_field_with_a_flag_stands_in_one_topic():
     assert len(listed) == len(set(listed))
     assert set(FIELDS) - set(listed) == {"model_options", "rivals"}  # tables of a file
     assert set(listed) <= set(FIELDS)
-    assert list(TOPICS) == ["run", "devices", "data", "model", "training", "mixing", "computing"]
+    assert list(TOPICS) == ["run", "devices", "data", "model", "training", "local steps", "mixing", "computing"]
 
 
 def test_help_lists_every_flag_under_its_topic(capsys):

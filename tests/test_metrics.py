@@ -70,13 +70,13 @@ def test_a_function_has_its_own_name_and_more_of_it_is_better():
     assert (metric_of(minus_error).name, metric_of(minus_error).better) == ("minus-error", "higher")
     assert [metric_of(function).name for function in (F.l1_loss, lambda a, b: a, math.exp)] == [
         "l1-loss",
-        "metric",
+        "score",
         "exp",
     ]
 
     def loss(outputs, y): ...
 
-    assert metric_of(loss).name == "metric"  # a column is called loss already
+    assert metric_of(loss).name == "score"  # a column is called loss already
     assert metric_of(METRICS["mae"]) is METRICS["mae"] is metric_of("mae")
 
 

@@ -136,7 +136,7 @@ def test_in_these_cases_clients_learn_from_some_of_the_others_and_from_smaller_o
         smaller = [(i, j) for i in range(4) for j in range(4) if alpha[i, j] > 0 and WIDTHS[i] > WIDTHS[j]]
         assert int((alpha > 0).sum()) == 14 and smaller == [(0, 1), (0, 3), (1, 3), (2, 3)]
     draw = Draw(make_clients(), in_one_table(perm_options(), participation=0.6))
-    came = [sum(draw.here(j, clock) for j in range(4)) for clock in range(12)]
+    came = [sum(draw.here(j, clock) for j in range(4)) for clock in range(60)]
     assert set(came) >= {1, 2, 3}
 
 

@@ -402,9 +402,9 @@ def test_the_table_prices_the_tiers_that_have_clients(small):
     class Watched:
         axis_map = small.axis_map
 
-        def cost(self, width, *rest):
+        def cost(self, width, *rest, **step):
             priced.append(width)
-            return small.cost(width, *rest)
+            return small.cost(width, *rest, **step)
 
     rows = table(profile, (0, 1, 1), Watched(), batch_size=2)
     assert priced == [1, 0.5]

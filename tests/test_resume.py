@@ -230,7 +230,7 @@ def test_a_run_in_another_process_ends_alike(killed, whole):
 
 def test_a_finished_run_is_not_touched_and_says_the_same_again(copied, monkeypatch):
     before, rows = touched(copied), []
-    for name in ("states", "score"):
+    for name in ("states", "scores"):
         monkeypatch.setattr(training, name, None)
     again = run(tiny(out=copied, resume=True), on_epoch=lambda method, row: rows.append((method, row["epoch"])))
     assert touched(copied) == before

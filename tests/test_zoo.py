@@ -323,7 +323,7 @@ def test_a_model_that_looks_at_values_is_checked_with_real_ones():
 
     model = Looking(12, 5)
     state = torch.get_rng_state()
-    assert zoo._checked(lambda: model, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2)) is model
+    assert zoo._checked(lambda: model, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2), given=()) is model
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -337,7 +337,7 @@ def test_an_output_that_is_not_one_row_of_scores_per_image_is_refused(output, se
             return output
 
     with pytest.raises(ValueError, match=sentence):
-        zoo._checked(Odd, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2))
+        zoo._checked(Odd, "x", shape=(3, 2, 2), num_classes=5, works=(3, 2, 2), given=())
 
 
 # Bad sizes

@@ -110,7 +110,7 @@ def paired(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
         columns = {name: method_column(summary, name) for name in summary.methods}
         rows = runs[0].clients if runs else ()
         figures = {
-            name: {row["client"]: row.get(column) for row in rows if not is_blank(row.get(summary.metric))}
+            name: {row.get("client"): row.get(column) for row in rows if not is_blank(row.get(summary.metric))}
             for name, column in columns.items()
         }
     ours = summary.algorithm
@@ -220,7 +220,7 @@ def shown_clients(rows: Sequence[Row], summary: Summary) -> list[Row]:
     if len(rows) <= CLIENTS:
         return list(rows)
     worst = sorted(rows, key=lambda row: _rank(row, summary))[:CLIENTS]
-    return sorted(worst, key=lambda row: row["client"])
+    return sorted(worst, key=lambda row: row.get("client") or 0)
 
 
 def _rank(row: Row, summary: Summary) -> float:

@@ -62,7 +62,7 @@ class Comparison:
         run = side.by_seed[self.seeds[0]]
         own = method is None or method == run.summary.algorithm
         column = self.metric if own else f"{self.metric}_{method}"
-        return {row["client"]: row.get(column) for row in run.clients if not is_blank(row.get(self.metric))}
+        return {row.get("client"): row.get(column) for row in run.clients if not is_blank(row.get(self.metric))}
 
     def pair(self, side: Side, method: str | None = None) -> dict[str, Any] | None:
         """A run minus the first, with its 95% interval."""

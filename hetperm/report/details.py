@@ -123,6 +123,11 @@ def _weights(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
             shape, i, j, values = alpha.shape, alpha.row, alpha.col, alpha.data
     except (ValueError, TypeError, IndexError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
+    if (
+        len(shape) == 2 and shape[0] == shape[1] > count
+    ):  # clients that joined later stand at the end, and are no part of the run
+        here = (i < count) & (j < count)
+        shape, i, j, values = (count, count), i[here], j[here], values[here]
     if shape != (count, count) or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
         raise ValueError(f"{path} holds no mixing weights of {count} clients; remove it or run again")
     return i, j, values.astype(float)

@@ -40,6 +40,8 @@ def transposed(grid: Grid) -> Grid:
         >>> transposed(Grid(["tier", "clients"], [["large", "2"], ["small", "8"]])).rows
         [('clients', '2', '8')]
     """
+    if not grid.columns:
+        return grid
     columns, *rows = zip(grid.columns, *grid.rows, strict=True)
     # `strong` is dropped: the lines that stood out are columns now.
     return Grid(columns, rows, title=grid.title, note=grid.note)
