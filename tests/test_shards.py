@@ -304,5 +304,5 @@ def test_a_model_of_several_inputs_is_cut_trained_saved_and_loaded(kind, tmp_pat
     expected = outputs_of(result.model(1), x)
     torch.testing.assert_close(outputs_of(model, x), expected)
     page = re.sub(r"base64,[^\"]*", "", (tmp_path / "run" / "report.html").read_text())
-    assert "data own (36 training samples)" in page and "model TwoInputs" in page
+    assert "data own (36 training samples)" in page and "model test_shards.TwoInputs" in page
     assert not any(word in page for word in ("label-shift", "mlp", "mobile"))

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -56,7 +57,17 @@ def filled(template: str, parts: Mapping[str, Any]) -> str:
     sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
     frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
-    return _environment().get_template(template).render({**frame, **parts}).encode(errors="replace").decode()
+    parts = {**frame, **parts, "data": _finite(parts["data"])}
+    return _environment().get_template(template).render(parts).encode(errors="replace").decode()
+
+
+def _finite(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
