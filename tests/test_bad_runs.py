@@ -293,7 +293,7 @@ def test_clients_without_data_are_refused():
 def test_a_metric_or_loss_of_ones_own_that_is_not_finite_stops_the_run():
     clients = [Client(shard(5), test=shard(4)), Client(shard(4))]
     config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=())
-    with pytest.raises(NotFinite, match=r"perm: after epoch 1: client 0: test loss .*, metric nan"):
+    with pytest.raises(NotFinite, match=r"perm: after epoch 1: client 0: test loss .*, score nan"):
         fit(nn.Linear(3, 2), clients, config, metric=lambda outputs, y: outputs.sum() * torch.nan)
     # With a cap a gradient that is not finite is no step, but nothing can be learned from it either.
     for cap, place in ((0.0, "global round 0: client 0: weight"), (0.2, "epoch 0: client 0: the gradient")):
