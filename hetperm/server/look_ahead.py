@@ -24,6 +24,7 @@ EVERYBODY = 1e6  # a share with which all clients learn from all, by their sampl
 SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 5.6, 11.0, 22.0, EVERYBODY)  # the candidates, c
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
+NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
@@ -131,10 +132,10 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
     r"""The candidate with the smallest mean loss, or one as good that is nearer to the share of groups.
 
     A candidate is as good if clients lose too little by it to tell: with d the differences of their losses,
-    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`. Where many candidates lead to the same
-    partners chance decides among them, so the way goes from the best to the share that fits clients in groups
-    (`mixing.SHARE`), candidate by candidate, and ends before the first that is worse. A share that is as good by chance
-    alone, with worse ones on the way to it, is not reached.
+    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`; or too little to matter. Where many
+    candidates lead to the same partners chance decides among them, so the way goes from the best to the share that fits
+    clients in groups (`mixing.SHARE`), candidate by candidate, and ends before the first that is worse. A share that is
+    as good by chance alone, with worse ones on the way to it, is not reached.
 
     Args:
         losses: (C, M) of each candidate and client.
@@ -149,7 +150,9 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
     differences = losses - losses[best]
     # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
     allowed = TOLERANCE * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
-    as_good = differences.mean(1) <= allowed
+    lost = differences.mean(1)
+    # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
+    as_good = (lost <= allowed) | (lost <= NEGLIGIBLE * losses[best].mean())
     groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
