@@ -191,7 +191,8 @@ def test_a_node_that_is_stopped_past_the_deadline_is_absent_and_comes_back(place
     run = served(place, "stopped", watch, deadline=30.0, changes={"epochs": 4, "steps": 120})
     assert "no answer within 30 s" in watch.of("absent")[0]["detail"]
     table = json.loads((run / "federation.json").read_text())
-    assert table["nodes"][2]["events"]["absent"] >= 1
+    # Hosts are numbered in the order in which they came, which need not be that of the processes.
+    assert sum(node["events"].get("absent", 0) for node in table["nodes"]) >= 1
     nodes[2].send_signal(signal.SIGCONT)
 
 
