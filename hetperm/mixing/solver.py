@@ -220,24 +220,12 @@ def weights(
     return alpha
 
 
-def weights_by_rows(
-    zeta: Tensor | Distances,
-    q: Tensor | None,
-    n: Tensor,
-    *,
-    regularization: float | Literal["noise", "level"] = "noise",
-    vc: Tensor | None = None,
-    vc_weight: float | Literal["raw"] = 0.0,
-    alpha_steps: int | None = None,
-    share: float = SHARE,
-) -> Iterator[Tensor]:
+def weights_by_rows(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Iterator[Tensor]:
     """Yield the rows of `weights` in blocks (rows, N), for an alpha that is too large for memory.
 
     ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
-    part = _solver(
-        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps, share=share
-    )
+    part = _solver(zeta, q, n, **options)
     return map(part, _row_slices(*zeta.shape))
 
 
