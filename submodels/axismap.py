@@ -18,6 +18,7 @@ from submodels.integers import Attribute, Traced
 from submodels.skeleton import named_tensors
 from submodels.states import States
 from submodels.terms import Fixed, Group, Product, Sum, Term, renumber, scales, without
+from submodels.texts import shown
 from submodels.trace import Declared, Trace, trace
 
 # Reasons that come first in `describe`: every model has them.
@@ -109,7 +110,7 @@ class AxisMap:
     ) -> "AxisMap":
         """The map of a model, read off runs of its examples; arguments as in `trace`."""
         if heads not in ("whole", "dim"):
-            raise ValueError(f"heads={heads!r} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
+            raise ValueError(f"heads={shown(heads)} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
         declared = declare_axes(model, declare or {})
         run = trace(model, examples, declared, heads)
         declared.check()
@@ -320,6 +321,6 @@ def check_width(width: float, sizes: Sequence[int]) -> None:
     if not isinstance(width, Real) or isinstance(width, bool) or not 0 < width <= 1:  # NaN fails too
         narrowest = 1 / max(sizes, default=1)
         raise ValueError(
-            f"width {width!r} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group "
+            f"width {shown(width)} is outside (0, 1]; the smallest sub-model of this network keeps one channel a group "
             f"(width {narrowest:.3g})"
         )

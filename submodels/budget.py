@@ -1,11 +1,13 @@
 """Budget: what a device can spend on one training step, and the largest width it pays for."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
 
 from submodels.cost import MB, Cost
+from submodels.texts import shown
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Budget:
     def __post_init__(self) -> None:
         for name, limit in vars(self).items():
             if limit is not None and not _positive(limit):
-                raise ValueError(f"{name} {limit!r} is no limit; give a positive finite number, or None for no limit")
+                raise ValueError(
+                    f"{name} {shown(limit)} is no limit; give a positive finite number, or None for no limit"
+                )
         if not self.limits():
             raise ValueError(f"a budget without a limit fits everything; give at least one of {', '.join(vars(self))}")
 
@@ -89,12 +93,15 @@ def _ordered(widths: Iterable[float]) -> list[float]:
         raise ValueError("no widths to choose from; give at least one in (0, 1], such as 0.25")
     for width in widths:
         if not _positive(width) or width > 1:
-            raise ValueError(f"width {width!r} is outside (0, 1]; leave it out, or write 0.25 for a quarter")
+            raise ValueError(f"width {shown(width)} is outside (0, 1]; leave it out, or write 0.25 for a quarter")
     return sorted(set(widths))
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    # A whole number may be larger than any float, and is compared and not converted.
+    return 0 < value <= sys.float_info.max if isinstance(value, int) else math.isfinite(value) and value > 0
 
 
 _MEANS = {

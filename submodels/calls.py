@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
+from submodels.texts import shown
 
 
 class Call(NamedTuple):
@@ -73,6 +74,8 @@ def examples_of(
     if inputs is not None or kwargs is not None:
         call = _call(model, () if inputs is None else inputs)
         calls.append(Call(call.args, {**call.kwargs, **(kwargs or {})}))
+    if not (examples is None or isinstance(examples, Sequence)):
+        raise TypeError(f"examples is {shown(examples)}; it must be a list of examples")
     calls += [_call(model, example) for example in examples or ()]
     if not calls:
         raise ValueError("a model cannot be traced without an example; give example_inputs, example_kwargs or examples")
@@ -110,7 +113,7 @@ def _runs(model: nn.Module, call: Call) -> bool:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, or the model itself; what cannot be traced at all is refused."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{model!r} is not a model; give an nn.Module, such as torchvision.models.resnet18()")
+        raise TypeError(f"{shown(model)} is not a model; give an nn.Module, such as torchvision.models.resnet18()")
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(

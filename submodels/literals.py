@@ -1,7 +1,8 @@
-"""Numbers typed into a view: ``x.view(-1, 7 * 7 * 64)``.
+"""Numbers typed into a view: ``x.view(-1, 7 * 7 * 64)``, ``x.view(-1, 32, 4, 4)``.
 
 The number cannot be changed in the code of a forward, but it can be when the forward runs: a sub-model carries hooks
-that put the size of its own axis in place of the number in every ``view`` and ``reshape`` to two dimensions.
+that put the size of its own axis in place of the number. A number is known by the dimensions of the view, its position
+there and its value, so all views that agree in these must mean axes that shrink alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 VIEW = "view(-1, literal)"  # takes the place of an attribute's name: the number is stored in the code
+Place = tuple[int, int, int]  # (dimensions of the view, position of the number, the number)
 _VIEWS = (torch.Tensor.view, torch.Tensor.reshape, torch.reshape)
 
 
@@ -22,15 +24,20 @@ def sizes_of(args: tuple, kwargs: Mapping[str, Any]) -> tuple:
     return tuple(args[0] if isinstance(args[0], tuple | list) else args)
 
 
-def literal_of(sizes: Sequence[Any]) -> int | None:
-    """The number in ``view(-1, number)``, or None if the sizes are others."""
-    return sizes[1] if len(sizes) == 2 and type(sizes[1]) is int and sizes[1] > 1 else None
+def literals_of(sizes: Sequence[Any]) -> list[Place]:
+    """The numbers above one that are typed into a view to these sizes.
+
+    Example:
+        >>> literals_of((-1, 32, 4, 1))
+        [(4, 1, 32), (4, 2, 4)]
+    """
+    return [(len(sizes), i, size) for i, size in enumerate(sizes) if type(size) is int and size > 1]
 
 
 class _Views(TorchFunctionMode):
-    """Puts other numbers in place of those in views to two dimensions."""
+    """Puts other numbers in place of those typed into views."""
 
-    def __init__(self, numbers: Mapping[int, int]):
+    def __init__(self, numbers: Mapping[Place, int]):
         super().__init__()
         self.numbers = numbers
 
@@ -38,9 +45,10 @@ class _Views(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _VIEWS:
             sizes = sizes_of(args[1:], kwargs)
-            if literal_of(sizes) in self.numbers:
+            replaced = tuple([self.numbers.get((len(sizes), i, size), size) for i, size in enumerate(sizes)])
+            if replaced != sizes:
                 x = args[0] if args else kwargs["input"]
-                return x.reshape(sizes[0], self.numbers[sizes[1]])
+                return x.reshape(replaced)
         return func(*args, **kwargs)
 
 
@@ -48,10 +56,10 @@ class ViewHooks:
     """Hooks of a sub-model that replace the numbers in its views; they can be copied and pickled with it.
 
     Args:
-        numbers: number in the code -> number in this sub-model.
+        numbers: number in the code, with its place -> number in this sub-model.
     """
 
-    def __init__(self, numbers: Mapping[int, int]):
+    def __init__(self, numbers: Mapping[Place, int]):
         self.numbers = dict(numbers)
         self._running: list[_Views] = []
 

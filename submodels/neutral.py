@@ -74,6 +74,11 @@ class _Counting(TorchFunctionMode):
         if func is F.batch_norm and (args[1] if len(args) > 1 else kwargs.get("running_mean")) is None:
             x, _, _, weight, bias = arguments(args, kwargs, "input", "running_mean", "running_var", "weight", "bias")
             return _affine(x, None, *(_per_channel(v, x) for v in (weight, bias)))
+        if func in (torch._grouped_mm, F.grouped_mm):  # its kernel knows no float64
+            return _product_per_expert(*arguments(args, kwargs, "mat_a", "mat_b", "offs"))
+        if func in (F.pairwise_distance, torch.pairwise_distance):  # it adds eps to the difference in every channel
+            x, y, p, _, keepdim = arguments(args, kwargs, "x1", "x2", "p", "eps", "keepdim")
+            return torch.linalg.vector_norm(x - y, 2.0 if p is None else p, -1, bool(keepdim))
         if func is F.multi_head_attention_forward:
             with self, _seen_through():
                 return func(*args, **kwargs)
@@ -179,3 +184,9 @@ class _Double(TorchDispatchMode):
         # A draw per channel would be another one in the sub-model: one value for all, another one at every call.
         value = 1.0 if "bernoulli" in name else 0.3 + 0.4 * (self.draws * 0.618 % 1)
         return tree_map(lambda x: x.fill_(value) if isinstance(x, Tensor) and x.is_floating_point() else x, out)
+
+
+def _product_per_expert(rows: Tensor, matrices: Tensor, offs: Tensor) -> Tensor:
+    """Rows sorted by expert, each times the matrix of its expert; ``offs`` says where the rows of each end."""
+    parts = [part @ matrix for part, matrix in zip(rows.tensor_split(offs[:-1].long().cpu()), matrices, strict=True)]
+    return torch.cat(parts)

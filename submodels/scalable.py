@@ -197,6 +197,8 @@ class ScalableModel:
         key = (self.axis_map.counts(width), batch_size, optimizer, dims, accumulate)
         if key not in self._costs:
             module, step = self.template_of(key[0]).module, {"batch_size": batch_size, "optimizer": optimizer}
+            kept = [torch.arange(counted) for counted in key[0]]
+            call = cut_call(call, 0, self.axis_map.states, kept, self.sizes)  # hidden states are as wide as the model
             self._costs[key] = count(module, *call, **step, batch_dims=dims, accumulate=accumulate)
         return self._costs[key]
 

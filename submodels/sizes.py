@@ -29,7 +29,7 @@ from submodels.axes import (
     unify,
 )
 from submodels.integers import Attribute, Traced, TracedShape, change_integers
-from submodels.literals import VIEW, literal_of, sizes_of
+from submodels.literals import VIEW, literals_of, sizes_of
 
 _KIND = {"*": "product", "+": "sum"}
 
@@ -44,6 +44,7 @@ class Sizes(TorchFunctionMode):
         self._equal: list[list[Axis]] = []  # axes that must have equal sizes at every width
         self._formulas: list[tuple[tuple[str, int, int], Axis, bool]] = []
         self.comparisons: list[tuple[str, int, int, bool]] = []  # what the forward asked, and the answer
+        self._views: list[tuple[tuple, list[Axis]]] = []  # sizes given to views, and the axes of the results
         self._depth = 0  # inside one of torch's functions, where sizes are read unseen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -84,9 +85,13 @@ class Sizes(TorchFunctionMode):
 
     def _reshape(self, out, args, kwargs) -> None:
         sizes = sizes_of(args[1:], kwargs)
-        if literal := literal_of(sizes):  # a sub-model replaces it, so it has a source like any stored integer
-            sizes = (sizes[0], Traced(literal, source=("", VIEW, literal), owner=self))
-        self._link_all(sizes, out)
+        if len(sizes) != out.dim():
+            return
+        axes = self.tracer[out]
+        self._views.append((sizes, axes))  # numbers typed in wait: only the whole run says what else can shrink
+        for size, axis in zip(sizes, axes, strict=True):
+            if self._follows(size):
+                self.link(size, axis)
 
     def _squeeze(self, _out, args, kwargs) -> None:
         """Without a dimension, an axis that shrinks to one would go too: more than one must be kept."""
@@ -149,6 +154,13 @@ class Sizes(TorchFunctionMode):
             output, cell = (self._shape(None, (state,), {})[-1] for state in states)
             if int(output) != int(cell):
                 self.comparisons.append(("==", output, cell, False))
+
+    def _grouped_mm(self, _out, args, _kwargs) -> None:
+        """Its kernel takes rows of whole 16 bytes only: sizes that are multiples of them must remain so."""
+        for x in args[:2]:
+            step = max(1, 16 // x.element_size())
+            sizes = self._shape(None, (x,), {})[1:]
+            self.comparisons += [("==", size % step, 0, True) for size in sizes if int(size) % step == 0]
 
     def _new(self, out, args, kwargs) -> None:
         self._constant(out, sizes_of(args, kwargs))
@@ -300,10 +312,31 @@ class Sizes(TorchFunctionMode):
                 return True
         return False
 
+    def _link_literals(self) -> None:
+        """Follow a number typed into a view if nothing else in the view can shrink, and freeze what it measures if not.
+
+        Of several such numbers the first is followed, as whole heads are kept before parts of them.
+        """
+        followed = {(len(sizes), i): set() for sizes, _ in self._views for i in range(len(sizes))}
+        for sizes, _ in self._views:
+            for i, size in enumerate(sizes):
+                if self._follows(size):
+                    followed[len(sizes), i].add(int(size))
+        for sizes, axes in self._views:
+            typed = {i: (dims, i, number) for dims, i, number in literals_of(sizes) if number == axes[i].size}
+            free = [i for i, axis in enumerate(axes) if not is_frozen(axis)]
+            for i, place in typed.items():
+                # A larger size that is read off a tensor may shrink to the very number, and would be replaced too.
+                mistakable = any(size > place[2] for size in followed[len(sizes), i])
+                if free[:1] != [i] or set(free) - set(typed) or mistakable:
+                    freeze(axes[i], "literal size in the code")
+                self.attributes.setdefault(("", VIEW, place), []).append(axes[i])
+
     def finish(self) -> None:
         """Apply what takes the whole run to know: formulas, and sizes that must stay equal."""
         while self._formulas:
             self._solve(*self._formulas.pop(0))
+        self._link_literals()
         for symbol, a, b, answer in self.comparisons:
             if symbol != "==" or not answer or not self._follows(a) or not self._follows(b):
                 continue  # that two sizes differ relates no axes
@@ -366,6 +399,7 @@ _HANDLERS: dict[Callable, Callable[..., Any]] = {
     **dict.fromkeys((F.group_norm, torch.group_norm), Sizes._group_norm),
     **dict.fromkeys((F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm), Sizes._layer_norm),
     F.scaled_dot_product_attention: Sizes._attention,
+    **dict.fromkeys((torch._grouped_mm, F.grouped_mm), Sizes._grouped_mm),
     _VF.lstm: Sizes._lstm,
     **dict.fromkeys((torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn), Sizes._new),
     **dict.fromkeys((torch.Tensor.new_zeros, torch.Tensor.new_ones), Sizes._new_like),

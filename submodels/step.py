@@ -66,13 +66,21 @@ def fake_copy(module: nn.Module) -> nn.Module:
     """The module in training mode with empty tensors; called under a FakeTensorMode, they take no memory."""
     hollow = [x for x in loose_tensors(module) if x.is_meta]  # the others keep their values, which may be needed
     tensors = [*(x for _, x in named_tensors(module)), *hollow]
-    return rebuild(module, {id(x): torch.empty_like(x, device="cpu") for x in tensors}).train()
+    return _dense(rebuild(module, {id(x): torch.empty_like(x, device="cpu") for x in tensors})).train()
 
 
 def real_copy(module: nn.Module) -> nn.Module:
     """The module in training mode on the CPU, sharing no tensor with the original."""
     tensors = [*(x for _, x in named_tensors(module)), *loose_tensors(module)]
-    return rebuild(module, {id(x): _real(x.detach()) for x in tensors}).train()
+    return _dense(rebuild(module, {id(x): _real(x.detach()) for x in tensors})).train()
+
+
+def _dense(module: nn.Module) -> nn.Module:
+    """The module with dense gradients of embeddings: sparse ones have no storage to count, and are never larger."""
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False
+    return module
 
 
 def _real(x: Tensor) -> Tensor:

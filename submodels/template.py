@@ -41,7 +41,7 @@ class Template:
                 continue
             owner = vars(module.get_submodule(path))
             owner[key] = replace_integer(owner[key], places, term.size(counts))
-        if any(new != old for old, new in literals.items()):
+        if any(new != old for (_, _, old), new in literals.items()):
             ViewHooks(literals).install(module)
         for part in module.modules():
             _update_layer(part)

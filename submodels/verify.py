@@ -23,6 +23,7 @@ from submodels.neutral import NEUTRALISED, Journal, neutral, widened
 from submodels.skeleton import holds_weights, loose_tensors, named_tensors, rebuild
 from submodels.states import cut_call, mask_call
 from submodels.template import Template
+from submodels.texts import shown
 
 TOLERANCE = 1e-7
 _TINY = 1e-30  # what stands for zero where a model divides by what was masked
@@ -76,6 +77,8 @@ def verify(scalable, widths: Sequence[float] | None = None, extractor: Extractor
     Raises:
         RuntimeError: on wrong shapes, values that are not finite, or a difference that no listed operation explains.
     """
+    if not (widths is None or isinstance(widths, Sequence)):
+        raise TypeError(f"widths is {shown(widths)}; it must be a list of numbers, such as [0.25, 1]")
     if widths is None:
         widths = sorted({1 / max(scalable.sizes), 0.25, 0.5, 1.0})
     model = _randomised(scalable.model)
@@ -163,7 +166,8 @@ def _gradients(outputs: list[Tensor], parameters: list[Tensor], cotangents: list
     if not isinstance(scalar, Tensor):
         return [torch.zeros_like(p) for p in parameters]
     grads = torch.autograd.grad(scalar, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in grads]  # of an embedding with sparse=True
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(dense, parameters, strict=True)]
 
 
 def _round_trips(name: str, whole: Tensor, part: Tensor, index) -> bool:

@@ -271,26 +271,26 @@ class TwoInputs(nn.Module):
         return {"logits": self.head(h), "extra": (self.other(h),)}
 
 
-class LiteralView(nn.Module):
-    """A forward with a number of channels typed in: cannot be cut before the view."""
+class LiteralSplit(nn.Module):
+    """A forward with numbers of channels typed in: cannot be cut before the split."""
 
     def __init__(self):
         super().__init__()
         self.conv, self.hidden, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16 * 16, 16), nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.hidden(F.relu(self.conv(x)).view(-1, 8, 16 * 16).flatten(1))))
+        return self.head(F.relu(self.hidden(torch.cat(F.relu(self.conv(x)).split([3, 5], 1)[::-1], 1).flatten(1))))
 
 
 class NothingToCut(nn.Module):
-    """Logistic regression behind a literal view: input and output are all there is."""
+    """Logistic regression behind a literal split: input and output are all there is."""
 
     def __init__(self):
         super().__init__()
         self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16 * 16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.conv(x)).view(-1, 8, 16 * 16).flatten(1))
+        return self.head(torch.cat(F.relu(self.conv(x)).split([3, 5], 1)[::-1], 1).flatten(1))
 
 
 CUTTABLE = [

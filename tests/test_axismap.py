@@ -14,7 +14,7 @@ from modules import (
     IMAGE,
     EinopsAttention,
     GroupNorms,
-    LiteralView,
+    LiteralSplit,
     MultiheadAttention,
     SplitByStoredSize,
     SqueezeExcite,
@@ -271,8 +271,8 @@ def test_every_axis_that_stays_whole_says_why():
     assert why["last.weight", 1] == "op:index"
 
 
-def test_a_size_typed_into_a_view_keeps_the_axis_whole():
-    axis_map = AxisMap.trace(LiteralView(), torch.zeros(IMAGE))
+def test_a_size_typed_into_a_split_keeps_the_axis_whole():
+    axis_map = AxisMap.trace(LiteralSplit(), torch.zeros(IMAGE))
     assert axis_map.sizes == (16,)
     for place in (("conv.weight", 0), ("conv.bias", 0), ("hidden.weight", 1)):
         assert axis_map.frozen_by[place] == "literal size in the code"

@@ -50,6 +50,12 @@ def test_a_limit_that_is_no_positive_number_is_refused_by_name_and_value(name, l
         Budget(**{name: limit})
 
 
+@pytest.mark.parametrize("limit", (10**400, -(10**400), 10**5000), ids=["large", "small", "not to be written"])
+def test_a_limit_larger_than_any_float_is_refused(limit):
+    with pytest.raises(ValueError, match=r"^train_mb .* is no limit"):
+        Budget(train_mb=limit)
+
+
 def test_a_budget_without_limits_is_refused():
     with pytest.raises(ValueError, match="give at least one of train_mb, mmacs, wire_mb"):
         Budget()

@@ -13,6 +13,8 @@ SHOWN = [
     "recurrent:lstm-language-state-in-and-out",
     "transformer:nano-gpt",
     "segmentation:unet",
+    "image:conditional-generator",
+    "table:skipgram-sparse",
     "video:frames-lstm",
     "graph:gcn-index-add",
     "audio:tcn-weight-norm",

@@ -138,6 +138,54 @@ def test_two_inputs_that_are_the_same_are_told_apart():
     assert ScalableModel(Siamese(), (X, X)).verify().exact
 
 
+def test_a_distance_that_adds_eps_in_every_channel_is_no_difference():
+    class Triplet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 16))
+
+        def forward(self, a, b):
+            return F.pairwise_distance(F.normalize(self.f(a)), F.normalize(self.f(b)))
+
+    # Of one channel two directions are often the same, and eps is all that is left of their distance.
+    assert ScalableModel(Triplet(), (X, X.flip(0))).verify().exact
+
+
+def test_experts_whose_kernel_wants_whole_16_bytes_are_cut_in_steps_of_them():
+    class Experts(nn.Module):
+        """Half of the rows to each of two experts, as Hugging Face's mixtures do it."""
+
+        def __init__(self):
+            super().__init__()
+            self.i, self.o = nn.Linear(12, 16), nn.Linear(16, 3)
+            self.up, self.down = nn.Parameter(torch.randn(2, 24, 16)), nn.Parameter(torch.randn(2, 16, 24))
+
+        def forward(self, x):
+            ends = torch.tensor([len(x) // 2, len(x)], dtype=torch.int32)
+            x = torch._grouped_mm(self.i(x), self.up.transpose(1, 2), offs=ends).relu()
+            return self.o(torch._grouped_mm(x, self.down.transpose(1, 2), offs=ends))
+
+    scalable = ScalableModel(Experts(), X)
+    assert set(scalable.extract(0.3).sizes) == {8} and set(scalable.extract(0.01).sizes) == {4}
+    assert scalable.verify().exact
+    assert scalable.extract(0.01).module(X).shape == (len(X), 3)
+
+
+def test_gradients_of_sparse_embeddings_are_compared_and_priced():
+    class Skipgram(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.u, self.v = nn.Embedding(20, 8, sparse=True), nn.Embedding(20, 8, sparse=True)
+
+        def forward(self, word, context):
+            return (self.u(word) * self.v(context)).sum(-1)
+
+    scalable = ScalableModel(Skipgram(), (torch.arange(6), torch.arange(6, 12)))
+    assert scalable.verify().exact
+    assert scalable.cost(1.0).train_bytes > scalable.cost(0.5).train_bytes > 0
+    assert scalable.extract(0.5).module.u.sparse
+
+
 def test_inputs_that_carry_numbers_or_shapes_are_left_alone():
     class Reads(nn.Module):
         def __init__(self):

@@ -65,7 +65,20 @@ IDIOMS = [  # name, what the forward does, what it has stored, the sizes of the 
     ("a stored number of groups", lambda m, x: x.reshape(len(x), m.n, -1, 8, 8).mean(2), {"n": 4}, [4]),
     ("a stored quotient", lambda m, x: x.reshape(len(x), m.n, m.c // m.n, 8, 8).sum(1), {"n": 4, "c": 16}, [4]),
     ("a literal number of groups", lambda m, x: x.reshape(len(x), 4, -1, 8, 8).flatten(1, 2), {}, [4]),
-    ("a literal number of channels", lambda m, x: x.reshape(len(x), 16, -1).mean(-1), {}, []),
+    ("a literal number of channels", lambda m, x: x.reshape(len(x), 16, -1).mean(-1), {}, [16]),
+    (
+        "literal channels of an image",
+        lambda m, x: m.up(x.mean((2, 3)).view(-1, 4, 2, 2)),
+        {"up": nn.Conv2d(4, 6, 1)},
+        [4, 6],
+    ),
+    ("literal heads, and their width", lambda m, x: x.mean((2, 3)).view(-1, 4, 4).tanh().flatten(1), {}, [4]),
+    (
+        "a literal that a size may shrink to",
+        lambda m, x: x.mean((2, 3)).view(-1, 1, 16) + m.wide(x.mean((2, 3))).view(len(x), 1, m.n).mean(2, keepdim=True),
+        {"wide": nn.Linear(16, 32), "n": 32},
+        [32],
+    ),
     ("unflatten by a stored size", lambda m, x: x.unflatten(1, (m.n, -1)).sum(2), {"n": 4}, [4]),
     ("unflatten by keyword", lambda m, x: x.unflatten(dim=1, sizes=(m.n, -1)).sum(2), {"n": 4}, [4]),
     ("split by stored sizes", lambda m, x: _joined(x.split(m.parts, 1)), {"parts": (4, 12)}, [4, 12]),
@@ -212,7 +225,7 @@ def test_a_flat_size_in_a_view_is_replaced_in_sub_models():
     x = torch.randn(2, 1, 28, 28)
     scalable = ScalableModel(Femnist(), x)
     assert sorted(scalable.sizes) == [8, 16, 64] and scalable.axis_map.share(0.5) < 0.27
-    assert ("", VIEW, 7 * 7 * 16) in scalable.axis_map.attributes
+    assert ("", VIEW, (2, 1, 7 * 7 * 16)) in scalable.axis_map.attributes
     sub = scalable.extract(0.5)
     expected = sub.module(x)
     assert expected.shape == (2, 62) and sub.extract(0.25).module(x).shape == (2, 62)

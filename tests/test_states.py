@@ -47,6 +47,11 @@ def test_with_outputs_the_hidden_state_is_cut(inputs):
     assert sub(WORDS, hidden)[0].shape == (4, 6, 50)  # what comes out can go in again
 
 
+def test_a_width_is_priced_with_states_of_its_own_size():
+    stateless, with_state = (ScalableModel(Language(), x, outputs=logits) for x in (WORDS, (WORDS, STATE)))
+    assert with_state.cost(0.5, batch_size=4).macs == stateless.cost(0.5, batch_size=4).macs
+
+
 def test_a_sub_model_cuts_the_states_it_is_given():
     scalable = ScalableModel(Language(nn.GRU), (WORDS, STATE[0]), outputs=logits)
     sub = scalable.extract(0.5, "rolling", round=3)

@@ -172,6 +172,122 @@ class DeepConvLSTM(nn.Module):
         return self.fc(self.lstm(self.conv(x).permute(2, 0, 1))[0][-1])
 
 
+class StackedProjections(nn.Module):
+    """LSTMs with projections, norms and a shortcut between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(50, 24)
+        self.lstm = nn.ModuleList([nn.LSTM(24 if i == 0 else 16, 48, proj_size=16, batch_first=True) for i in range(2)])
+        self.n = nn.ModuleList([nn.LayerNorm(16) for _ in range(2)])
+        self.o = nn.Linear(16, 50)
+
+    def forward(self, x):
+        x = self.e(x)
+        for i, (l, n) in enumerate(zip(self.lstm, self.n)):
+            y, _ = l(x)
+            y = n(y)
+            x = y if i == 0 else x + y
+        return self.o(x)
+
+
+class AttentionPooling(nn.Module):
+    """A bidirectional GRU whose steps are weighed by a softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.g = nn.GRU(9, 32, num_layers=2, batch_first=True, bidirectional=True, dropout=0.1)
+        self.a = nn.Linear(64, 1)
+        self.o = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 6))
+
+    def forward(self, x):
+        h, _ = self.g(x)
+        w = torch.softmax(self.a(h), 1)
+        return self.o((w * h).sum(1))
+
+
+class NormedLSTM(nn.Module):
+    """An LSTM of plain parameters with a norm in every gate."""
+
+    def __init__(self, i=8, h=24):
+        super().__init__()
+        self.h = h
+        self.wi = nn.Parameter(torch.randn(4 * h, i))
+        self.wh = nn.Parameter(torch.randn(4 * h, h))
+        self.ni = nn.LayerNorm(4 * h)
+        self.nh = nn.LayerNorm(4 * h)
+        self.nc = nn.LayerNorm(h)
+        self.o = nn.Linear(h, 3)
+
+    def forward(self, x):
+        h = x.new_zeros(x.size(0), self.h)
+        c = x.new_zeros(x.size(0), self.h)
+        for t in range(x.size(1)):
+            g = self.ni(x[:, t] @ self.wi.t()) + self.nh(h @ self.wh.t())
+            i, f, z, o = g.chunk(4, 1)
+            c = self.nc(f.sigmoid() * c + i.sigmoid() * z.tanh())
+            h = o.sigmoid() * c.tanh()
+        return self.o(h)
+
+
+class SimpleRecurrent(nn.Module):
+    """A simple recurrent unit: gates from one matrix, a highway around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.i = nn.Linear(10, 32)
+        self.w = nn.Linear(32, 96)
+        self.o = nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = self.i(x)
+        u = self.w(x).view(x.size(0), x.size(1), 3, -1)
+        z, f, r = u.unbind(2)
+        f, r = f.sigmoid(), r.sigmoid()
+        c = torch.zeros_like(z[:, 0])
+        hs = []
+        for t in range(x.size(1)):
+            c = f[:, t] * c + (1 - f[:, t]) * z[:, t]
+            hs.append(r[:, t] * c.tanh() + (1 - r[:, t]) * x[:, t])
+        return self.o(torch.stack(hs, 1).mean(1))
+
+
+class CharacterLanguage(nn.Module):
+    """Words from their characters: convolutions, a highway, an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(70, 15)
+        self.c = nn.ModuleList([nn.Conv1d(15, f, k) for k, f in ((2, 12), (3, 20))])
+        self.t = nn.Linear(32, 32)
+        self.h = nn.Linear(32, 32)
+        self.lstm = nn.LSTM(32, 40, batch_first=True)
+        self.o = nn.Linear(40, 30)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        e = self.e(x.view(b * t, c)).transpose(1, 2)
+        y = torch.cat([F.relu(k(e)).max(-1)[0] for k in self.c], 1)
+        g = torch.sigmoid(self.t(y))
+        y = g * F.relu(self.h(y)) + (1 - g) * y
+        return self.o(self.lstm(y.view(b, t, -1))[0])
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value on an LSTM cell whose state goes in and out."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(6, 32)
+        self.lstm = nn.LSTMCell(32, 24)
+        self.p = nn.Linear(24, 4)
+        self.v = nn.Linear(24, 1)
+
+    def forward(self, x, hc):
+        h, c = self.lstm(F.relu(self.f(x)), hc)
+        return F.softmax(self.p(h), -1), self.v(h), (h, c)
+
+
 def _state(layers=1):
     def make():
         return torch.randint(0, 50, (7, 4)), (torch.randn(layers, 4, 32), torch.randn(layers, 4, 32))
@@ -200,6 +316,16 @@ MODELS = {
     "seq2seq-attention": Case(Seq2Seq, lambda: (torch.randint(0, 50, (3, 6)), torch.randint(0, 50, (3, 4)))),
     "conv-lstm": Case(ConvLSTM, numbers(2, 3, 3, 8, 8)),
     "deep-conv-lstm": Case(DeepConvLSTM, numbers(4, 6, 24)),
+    "lstm-stacked-projections": Case(StackedProjections, words(3, 7)),
+    "gru-attention-pooling": Case(AttentionPooling, numbers(3, 7, 9)),
+    "lstm-normed": Case(NormedLSTM, numbers(3, 4, 8)),
+    "simple-recurrent": Case(SimpleRecurrent, numbers(3, 5, 10)),
+    "characters-of-words": Case(CharacterLanguage, lambda: torch.randint(0, 70, (2, 5, 6))),
+    "actor-critic": Case(
+        ActorCritic,
+        lambda: (torch.randn(4, 6), (torch.randn(4, 24), torch.randn(4, 24))),
+        {"outputs": lambda out: out[:2]},
+    ),
 }
 
 

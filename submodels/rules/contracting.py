@@ -54,6 +54,14 @@ def dot(t, out, a, b):
     t[out] = []
 
 
+def cdist(t, out, a, b, *_how):
+    """Distances between all rows of a and of b: features are one axis, which is summed over."""
+    require(a.shape[:-2] == b.shape[:-2], "batches of different shapes")
+    unify(t[a][-1], t[b][-1])
+    same(t, t[a][:-2], t[b][:-2])
+    t[out] = [*t[a][:-1], t[b][-2]]
+
+
 def linear(t, out, x, weight, bias=None):
     """Linear layer: features in are the columns of the weight, features out its rows."""
     unify(t[x][-1], t[weight][1])
@@ -119,6 +127,8 @@ RULES = {
     "mv": mv,
     "dot": dot,
     "vdot": dot,
+    "_cdist_forward": cdist,
+    "_euclidean_dist": cdist,
     "linear": linear,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_efficient_attention": attention,

@@ -1,0 +1,19 @@
+"""Values in the words of an error."""
+
+from typing import Any
+
+LONGEST = 100  # characters
+
+
+def shown(value: Any) -> str:
+    """A value on one line, cut short.
+
+    Example:
+        >>> shown([[0] * 100])
+        '[[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,...'
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
