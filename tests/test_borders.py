@@ -9,6 +9,7 @@ from torch import nn
 
 from hetperm import complexity, discrepancy, mixing, shuffle
 from hetperm.mixing import simplex
+from submodels import ScalableModel
 
 ZETA = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
 Q, N = torch.ones(3), torch.tensor([10, 30, 30])
@@ -38,6 +39,8 @@ OF_A_TENSOR = {
     "rounds_of": shuffle.rounds_of,
     "pairwise": discrepancy.pairwise,
     "Distances": discrepancy.Distances,
+    "reordered": lambda x: discrepancy.reordered(x, torch.arange(3)),
+    "an order": lambda x: discrepancy.reordered(ZETA, x),
     "sketch": discrepancy.sketch,
     "noise of gradients": discrepancy.noise,
     "mean_and_noise": lambda x: discrepancy.mean_and_noise([x], [1]),
@@ -148,3 +151,30 @@ def test_the_spread_of_sparse_weights_in_single_precision_is_that_of_dense_ones(
     dense, sparse = (mixing.spread(alpha, ZETA, Q) for alpha in (ALPHA, ALPHA.to_sparse()))
     assert dense.dtype == sparse.dtype == torch.float64
     torch.testing.assert_close(sparse, dense)
+
+
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (lambda: complexity.num_params(None, 0.5), "scalable is None; it must be a submodels.ScalableModel"),
+        (
+            lambda: complexity.vc_of_widths(nn.Linear(2, 2), [1.0]),
+            r"scalable is Linear\(.*; it must be a submodels.Scal",
+        ),
+        (lambda: complexity.vc_of_widths(object(), 0.5), "widths is 0.5; it must be a list of widths, one for each"),
+        (lambda: discrepancy.distances(ZETA, "x"), "N is 'x'; it must be a whole number of at least 1"),
+        (lambda: discrepancy.reordered(ZETA, torch.tensor([0, 3])), "its numbers must be from 0 to 2"),
+        (lambda: discrepancy.mean_and_noise(None, [1]), "gradients is None and sizes \\[1\\]; give a list of each"),
+    ],
+)
+def test_what_is_no_model_order_or_count_is_refused_in_one_sentence(act, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_parameters_of_a_width_beyond_the_whole_model_are_not_counted():
+    scalable = ScalableModel(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 3))
+    assert complexity.num_params(scalable, 1) == 50
+    with pytest.raises(ValueError, match=r"width 2 is outside \(0, 1\]"):
+        complexity.num_params(scalable, 2)

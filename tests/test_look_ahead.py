@@ -97,6 +97,25 @@ def test_on_validation_data_directions_are_taken_as_they_are():
         assert table[c].tolist() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("halves", [False, True])
+def test_without_a_step_all_directions_have_the_loss_of_the_model_itself(halves):
+    shard, directions = make_clients()[2].train, random((3, 18), seed=4)
+    update, bench, forwards = StepLosses((0.0, 0.4), most=12, candidates=3, halves=halves), shop().full, []
+    hook = bench.module.register_forward_hook(lambda *_: forwards.append(1))
+    table = update(bench, asked(directions), shard, generator(1))
+    hook.remove()
+    assert table[:, 0].tolist() == pytest.approx([literal(start(linear), shard)[0]] * 3, rel=1e-12)
+    gradients = 2 if halves else 0
+    assert len(forwards) - gradients == (2 if halves else 1) * (3 + 1)  # each judge: three steps, and one place once
+
+
+def test_where_no_step_helps_clients_share_as_groups_would():
+    """A model that is done: every step makes it worse, those along shared directions a little more than one alone."""
+    table = torch.tensor([[[1.0, 1.0], [1.01, 1.01]], [[1.0, 1.0], [1.03, 1.04]], [[1.0, 1.0], [1.05, 1.05]]])
+    assert best_candidate(at_best_rate(table[:, 1:]), shares=(0.0, 0.7, 1.4)) == 0
+    assert best_candidate(at_best_rate(table), shares=(0.0, 0.7, 1.4)) == 1
+
+
 @pytest.mark.parametrize(("n", "most"), [(12, 12), (12, 6), (11, 11), (2, 2), (3, 3)])
 def test_a_held_out_half_judges_steps_with_the_gradient_of_the_other_half(n, most):
     shard = tuple(x[:n] for x in make_clients()[2].train)
@@ -266,12 +285,14 @@ def updates_of_a_look(clients, **options):
 
 
 def test_step_sizes_are_multiples_of_that_of_the_global_model():
-    assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.1, 0.2, 0.4, 0.8, 1.6)}
+    assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.0, 0.1, 0.2, 0.4, 0.8, 1.6)}
 
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 32), (100_000, 128)])
 def test_the_steps_of_a_run_bound_the_samples_of_a_look(steps, most):
-    """3 % of 5000 steps of 4 samples are 600, and losses at 11 shares and 5 rates take a third of 55 of each sample."""
+    """3 % of 5000 steps of 4 samples are 600. Losses at 11 shares and 5 rates, and the one without a step, take a third
+    of 56 of each sample.
+    """
     clients = make_clients(WIDTHS[3:] * 2, sizes=(200, 130))
     assert {update.most for update in updates_of_a_look(clients, steps=steps)} == {most}
 
@@ -409,15 +430,16 @@ def test_work_by_hand():
     """
     clients = with_validation(make_clients())
     work = outlook(clients).work
-    tried = len(SHARES) * len(module.RATES)
+    tried = len(SHARES) * (len(module.RATES) - 1) + 1  # without a step all candidates are at one place
     assert work.client_steps == pytest.approx(sum(n * tried / 3 / 4 for n in (9, 7, 12, 8)))
-    assert work.bytes_down == 4 * (1 + len(SHARES)) * 27 * 8 and work.bytes_up == 4 * tried * 8 and work.rounds == 1
+    assert work.bytes_up == 4 * len(SHARES) * len(module.RATES) * 8  # whole tables
+    assert work.bytes_down == 4 * (1 + len(SHARES)) * 27 * 8 and work.rounds == 1
 
 
 def test_work_of_clients_without_validation_data_by_hand():
     """Two halves of 4, 3, 6 and 4 samples judge; each also takes a gradient of its whole shard."""
     work = outlook(make_clients()).work
-    halves, tried = {9: 8, 7: 6, 12: 12, 8: 8}, len(SHARES) * len(module.RATES)
+    halves, tried = {9: 8, 7: 6, 12: 12, 8: 8}, len(SHARES) * (len(module.RATES) - 1) + 1
     assert work.client_steps == pytest.approx(sum((n + judges * tried / 3) / 4 for n, judges in halves.items()))
 
 

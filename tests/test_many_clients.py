@@ -1,12 +1,14 @@
 """What keeps a run with very many clients small: sparse mixing weights, models that wait on disk, chunks."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from scipy import sparse as scipy_sparse
 
 from hetperm import Config, mixing, run
-from hetperm.runs import checkpoint, experiment
+from hetperm.runs import checkpoint, output
 from hetperm.server import store, visits
 from hetperm.state import State
 
@@ -29,7 +31,7 @@ ALPHA = torch.tensor([[0.5, 0.5, 0.0], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]], dtyp
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(experiment, "_draw", lambda result: None)
+    monkeypatch.setattr(output, "draw", lambda result: None)
 
 
 def files_of(folder) -> dict[str, bytes]:
@@ -51,7 +53,7 @@ ODD = {"server_mix": "alpha", "tail_average": 0, "final_lr": 0.05}  # all that r
 def plain(tmp_path_factory):
     """A run with dense weights, whose models are in memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_draw", lambda result: None)
+        patch.setattr(output, "draw", lambda result: None)
         return run(Config(**TINY, out=tmp_path_factory.mktemp("plain") / "run"))
 
 
@@ -65,6 +67,10 @@ def test_a_run_with_sparse_weights_is_the_same_run(options, plain, tmp_path, mon
     written = scipy_sparse.load_npz(sparse.folder / "alpha.npz").toarray()
     assert np.array_equal(written, np.load(dense.folder / "alpha.npy"))
     one.pop("alpha.npy"), other.pop("alpha.npz")
+    for name in [name for name in one if name.startswith("models/") and name.endswith(".json")]:
+        whole, partners = (json.loads(files.pop(name)) for files in (one, other))
+        row = {str(j): weight for j, weight in enumerate(whole.pop("alpha")) if weight}
+        assert partners.pop("alpha") == row and partners == whole
     assert one == other
 
 

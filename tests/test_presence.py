@@ -25,13 +25,14 @@ from federation import (
     start,
 )
 
-from hetperm import trace
+from hetperm import mixing, trace
 from hetperm.config import Config
 from hetperm.device.gradients import ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Absent, Failure
 from hetperm.methods import METHODS
+from hetperm.mixing import discrepancy
 from hetperm.randomness import seed_for
 from hetperm.server.estimate import REPORTS, collect_reports, missing, outdated
 from hetperm.server.global_model import covered_mean, gradient_step, local_sgd_round
@@ -294,6 +295,19 @@ def test_who_has_no_report_is_alone_and_nobody_learns_from_it():
     without = [make_clients()[i] for i in (0, 2, 3)]
     expected = make_method("perm", without).begin().alpha
     torch.testing.assert_close(state.alpha[[0, 2, 3]][:, [0, 2, 3]], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", [("1", "0", "1", "1"), ("0", "0", "0", "0"), ("01", "10", "01", "01")])
+def test_very_many_clients_of_whom_some_are_away_make_no_matrix_and_the_same_run(pattern, monkeypatch):
+    dense = run(make_method("perm", make_clients(), setup={"presence": traced(*pattern)}))
+    monkeypatch.setattr(discrepancy, "DENSE_UP_TO", 2)
+    monkeypatch.setattr(mixing, "SPARSE_FROM", 2)
+    monkeypatch.setattr(torch, "eye", None)
+    state = run(make_method("perm", make_clients(), setup={"presence": traced(*pattern)}))
+    assert state.alpha.is_sparse
+    torch.testing.assert_close(state.alpha.to_dense(), dense.alpha, rtol=0, atol=1e-9)
+    rates, expected = (one.memory["rates"]["rate"] for one in (state, dense))
+    torch.testing.assert_close(rates, expected, rtol=1e-6, atol=0)
 
 
 def test_a_long_gradient_is_kept_as_a_sketch_that_tells_distances(monkeypatch):

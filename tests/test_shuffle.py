@@ -155,3 +155,11 @@ def test_a_weight_off_the_simplex_is_an_error_that_names_it(value):
 def test_an_alpha_that_is_not_square_is_an_error():
     with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
         shuffle.schedule(torch.ones(2, 3), _generator())
+
+
+def test_a_host_that_everybody_visits_does_not_cost_a_table_of_all_pairs():
+    N = 300
+    alpha = torch.eye(N)
+    alpha[:, 0] = 1
+    rounds = shuffle._colour(*(x.tolist() for x in alpha.nonzero(as_tuple=True)), N, N)
+    assert sum(len(pairs) for pairs in rounds) == 2 * N - 1

@@ -220,16 +220,26 @@ def weights_among(reports: Reports, clients: Sequence[int] | None = None, *, vc:
         if clients is not None:
             return mixing.weights_of(clients, *problem, vc=vc, **rule)
         return (mixing.sparse_weights if many else mixing.weights)(*problem, vc=vc, **rule)
-    alpha, known = torch.eye(len(reports.n), dtype=torch.float64), torch.tensor(reports.known, dtype=torch.long)
+    known = torch.tensor(reports.known, dtype=torch.long)
     noise_counts = isinstance(rule["regularization"], str) or (vc is not None and rule["vc_weight"] not in (0, "raw"))
     # Those that came may all have too few samples to know any noise.
-    if len(known) and (reports.q is not None or not noise_counts):
-        q = None if reports.q is None else reports.q[known]
-        zeta, n = reports.zeta[known[:, None], known], reports.n[known]
-        alpha[known[:, None], known] = mixing.weights(zeta, q, n, vc=None if vc is None else vc[known], **rule)
+    known = known if reports.q is not None or not noise_counts else known[:0]
+    alpha = _alone_but(known, len(reports.n))
+    if len(known):
+        zeta, q = discrepancy.reordered(reports.zeta, known), None if reports.q is None else reports.q[known]
+        among = mixing.sparse_weights(zeta, q, reports.n[known], vc=None if vc is None else vc[known], **rule)
+        alpha += torch.sparse_coo_tensor(known[among.indices()], among.values(), alpha.shape, check_invariants=False)
+    alpha = alpha.coalesce()
     if clients is not None:
-        return alpha[list(clients)]
-    return mixing.sparse(alpha) if many else alpha
+        return alpha.index_select(0, torch.tensor(clients)).to_dense()
+    return alpha if many else alpha.to_dense()
+
+
+def _alone_but(known: Tensor, N: int) -> Tensor:
+    """(N, N) sparse: every client has itself, but for those that are known, who have nobody yet."""
+    alone = torch.ones(N, dtype=torch.bool).index_fill_(0, known, False).nonzero().flatten()
+    ones = torch.ones(len(alone), dtype=torch.float64)
+    return torch.sparse_coo_tensor(torch.stack([alone, alone]), ones, (N, N), check_invariants=False)
 
 
 def _on_tour(state: State, rates: Tensor) -> State:

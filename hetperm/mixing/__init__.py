@@ -1,5 +1,6 @@
 """Mixing weights alpha: how much each client learns from each other, and what they are computed from."""
 
+from hetperm.mixing.near import sparse_weights, spread
 from hetperm.mixing.reading import (
     effective_partners,
     nonzero,
@@ -8,15 +9,13 @@ from hetperm.mixing.reading import (
     self_weight,
     sparse,
 )
+from hetperm.mixing.rule import SHARE, Rule
 from hetperm.mixing.solver import (
-    SHARE,
     SPARSE_FROM,
     descend,
     level,
     noise,
     solve,
-    sparse_weights,
-    spread,
     weights,
     weights_by_rows,
     weights_of,
@@ -24,6 +23,7 @@ from hetperm.mixing.solver import (
 
 __all__ = [
     "SHARE",
+    "Rule",
     "SPARSE_FROM",
     "descend",
     "effective_partners",

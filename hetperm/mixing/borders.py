@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hetperm.texts import shown
+from submodels import ScalableModel
 
 
 def tensor(name: str, value: Any) -> Tensor:
@@ -69,4 +70,20 @@ def module(name: str, value: Any) -> nn.Module:
         raise TypeError(f"{name} is {shown(value)}; it must be an nn.Module")
     if any(isinstance(p, nn.UninitializedParameter) for p in value.parameters()):
         raise ValueError(f"{name} has parameters without a size yet; call it once on a batch")
+    return value
+
+
+def scalable(name: str, value: Any) -> ScalableModel:
+    """The value, which must be a model that can be cut."""
+    if not isinstance(value, ScalableModel):
+        raise TypeError(f"{name} is {shown(value)}; it must be a submodels.ScalableModel")
+    return value
+
+
+def order(name: str, value: Any, clients: int) -> Tensor:
+    """The value, which must hold the numbers of clients, each below ``clients``."""
+    if not isinstance(value, Tensor) or value.dim() != 1 or value.dtype != torch.int64:
+        raise TypeError(f"{name} is {shown(value)}; it must be a tensor (n,) of int64, the numbers of clients")
+    if value.is_meta or bool(((value < 0) | (value >= clients)).any()):
+        raise ValueError(f"{name} is {shown(value)}; its numbers must be from 0 to {clients - 1}")
     return value

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from hetperm.mixing import borders
+from hetperm.texts import shown
 from submodels import ScalableModel
 
 
@@ -79,7 +81,8 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
 
 def num_params(scalable: ScalableModel, width: float) -> int:
     """The number of parameters of the model at a width."""
-    if width >= 1:
+    borders.scalable("scalable", scalable)
+    if isinstance(width, Real) and width == 1:
         return sum(p.numel() for p in scalable.model.parameters())
     return scalable.axis_map.num_params(scalable.axis_map.counts(width))
 
@@ -88,6 +91,9 @@ def vc_of_widths(scalable: ScalableModel | None, widths: Sequence[float]) -> Ten
     """(N,) the VC dimension of the model at each width; None if all models have the same size."""
     if scalable is None:
         return None
+    if not isinstance(widths, Sequence) or not widths:
+        raise TypeError(f"widths is {shown(widths)}; it must be a list of widths, one for each client")
+    borders.scalable("scalable", scalable)
     # Cutting channels removes no layer: all widths have the same depth.
     layers = num_layers(scalable.model)
     sizes = [num_params(scalable, width) for width in widths]

@@ -4,12 +4,14 @@ import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hetperm.mixing import borders
 from hetperm.randomness import generator_for
+from hetperm.texts import shown
 
 COLUMNS = 8192  # coordinates in one product: few enough for float32 to add up without losing digits
 ENTRIES = 2**24  # numbers in one chunk of gradients
@@ -92,11 +94,16 @@ class Distances:
         order = rank.argsort(stable=True)
         self._rank = rank  # clients with equal gradients have one rank, and read one row
         self._pieces = [piece for chunk in chunks for piece in _centred(chunk, order)]
-        self._square = sum(piece.double().square().sum(1) for piece in self._pieces)
-        if not self._square.isfinite().all():
-            raise ValueError(next(filter(None, map(_not_finite, chunks))))
+        self._square = sum(piece.double().square().sum(1) for piece in self._pieces)  # in the order of ranks
+        # No product of two gradients is larger than the largest square, so no distance overflows if that does not.
+        largest = float(self._square.max())
+        if not largest <= min(torch.finfo(piece.dtype).max for piece in self._pieces) / 8:
+            infinite = (chunk for chunk in chunks if not chunk.isfinite().all())
+            raise ValueError(_not_finite(next(infinite, max(chunks, key=lambda chunk: float(chunk.abs().max())))))
+        self.bound = 4.01 * largest  # no distance is larger: |a - b|^2 <= 2 |a|^2 + 2 |b|^2, and some rounding
         self.shape, self.device = torch.Size((len(rank), len(rank))), rank.device
         self._largest: float | None = None
+        self._asked: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -104,34 +111,109 @@ class Distances:
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """(rows, N) the distances of some clients to all, in float64."""
         wanted = self._rank[rows]
+        # The same clients are asked for again and again while candidates are compared.
+        if self._asked is not None and torch.equal(self._asked[0], wanted):
+            return self._asked[1].clone()
         out = torch.empty(len(wanted), len(self), dtype=torch.float64, device=self.device)
         for block in (wanted // BLOCK).unique().tolist():
             here = wanted // BLOCK == block
             out[here] = self._block(block)[wanted[here] - block * BLOCK][:, self._rank]
+        self._asked = (wanted, out.clone()) if len(wanted) <= BLOCK else None
         return out
 
     def max(self) -> float:
         """The largest distance."""
         if self._largest is None:
-            blocks = range(math.ceil(len(self) / BLOCK))
+            blocks = range(math.ceil(len(self._square) / BLOCK))
             self._largest = max(float(self._block(block).max()) for block in blocks)
         return self._largest
+
+    def together(self) -> list[Tensor]:
+        """All clients, as lists (R,) of those whose rows are computed at once; labels do not decide the order."""
+        order = self._rank.argsort(stable=True)
+        return [rows for rows in order.split((self._rank // BLOCK).bincount().tolist()) if len(rows)]
+
+    def blocks(self) -> Iterator["Products"]:
+        """Yield all rows, each once."""
+        columns = self._rank.argsort(stable=True)
+        ranks = self._rank[columns]
+        tied = not torch.equal(ranks, torch.arange(len(self._square), device=self.device))
+        for rows in self.together():
+            own = self._rank[rows]
+            first = int(own[0]) // BLOCK * BLOCK
+            gram = self._products(first)
+            if tied:  # clients with equal gradients read one row and one column
+                gram = gram[own - first][:, ranks]
+            yield Products(rows, columns, gram, own, ranks, self._square)
+
+    def _products(self, first: int) -> Tensor:
+        """(BLOCK, N) the products of the gradients of some ranks with all, in the order of ranks."""
+        rows = slice(first, first + BLOCK)
+        if len(self._pieces) == 1:
+            return self._pieces[0][rows] @ self._pieces[0].T
+        return sum((piece[rows] @ piece.T).double() for piece in self._pieces)
 
     def _block(self, block: int) -> Tensor:
         """(BLOCK, N) the distances of the clients of some ranks, in the order of ranks."""
         ranks = slice(block * BLOCK, (block + 1) * BLOCK)
-        gram = sum((piece[ranks] @ piece.T).double() for piece in self._pieces)
-        zeta = (self._square[ranks, None] + self._square).sub_(gram, alpha=2).clamp_min_(0)
-        zeta.diagonal(ranks.start).zero_()
+        zeta = (self._square[ranks, None] + self._square).sub_(self._products(ranks.start).double(), alpha=2)
+        zeta.clamp_min_(0).diagonal(ranks.start).zero_()
         return zeta
+
+
+@dataclass(frozen=True)
+class Products:
+    """The products of the gradients of some clients with those of all, from which any distance can be read.
+
+    Attributes:
+        rows: (R,) the clients.
+        columns: (N,) all clients.
+        gram: (R, N) the products.
+        own: (R,) the ranks of the rows.
+        ranks: (N,) those of the columns.
+        square: (N,) the squared length of the gradient of each rank.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    gram: Tensor
+    own: Tensor
+    ranks: Tensor
+    square: Tensor
+
+    def at(self, row: Tensor, column: Tensor) -> Tensor:
+        """(K,) the distances at K positions, equal to the bit to those in `Distances`."""
+        one, other = self.own[row], self.ranks[column]
+        zeta = (self.square[one] + self.square[other]).sub_(self.gram[row, column].double(), alpha=2)
+        return zeta.clamp_min_(0).masked_fill_(one == other, 0.0)
+
+    def near(self, rows: Tensor, limit: Tensor, allowance: Tensor) -> tuple[Tensor, Tensor]:
+        """Where zeta_ij <= limit_i + allowance_j, and perhaps some places more: (K,) in ``rows`` and in the columns.
+
+        Args:
+            rows: (M,) positions of the rows that are wanted.
+            limit: (M,) for these rows.
+            allowance: (N,) for the columns.
+        """
+        gram = self.gram if len(rows) == len(self.gram) else self.gram[rows]
+        # |a|^2 + |b|^2 - 2ab <= limit + allowance, in the precision of the products: this is most of the work.
+        eps = torch.finfo(gram.dtype).eps
+        ground = (self.square[self.ranks] - allowance) / 2
+        least = (self.square[self.own[rows]] - limit) / 2
+        least -= eps * (least.abs() + 8 * (ground.abs().max() + self.square.max()))
+        return (gram - ground.to(gram.dtype) >= least.to(gram.dtype)[:, None]).nonzero(as_tuple=True)
 
 
 def reordered(zeta: "Tensor | Distances", order: Tensor) -> "Tensor | Distances":
     """Distances with the clients in another order: row k and column k belong to client ``order[k]``."""
+    if not isinstance(zeta, Distances):
+        borders.square("zeta", zeta)
+    borders.order("order", order, len(zeta))
     if isinstance(zeta, Tensor):
         return zeta[order][:, order]
     other = copy.copy(zeta)
-    other._rank = zeta._rank[order]
+    other._rank, other._asked = zeta._rank[order], None
+    other.shape = torch.Size((len(order), len(order)))
     return other
 
 
@@ -144,7 +226,7 @@ def _centred(chunk: Tensor, order: Tensor) -> Iterator[Tensor]:
 
 def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":
     """The squared distances between the gradients of N clients: as a matrix, or row by row if there are very many."""
-    return pairwise(gradients).double() if N <= DENSE_UP_TO else Distances(gradients)
+    return pairwise(gradients).double() if borders.count("N", N, 1) <= DENSE_UP_TO else Distances(gradients)
 
 
 def _as_chunks(gradients: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -274,6 +356,8 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
         >>> mean_and_noise([torch.tensor([0.0]), torch.tensor([4.0])], [3, 1])
         (tensor([1.]), 3.0)
     """
+    if not isinstance(gradients, Iterable) or not isinstance(sizes, Sequence):
+        raise TypeError(f"gradients is {shown(gradients)} and sizes {shown(sizes)}; give a list of each")
     mean, total, spread = None, 0.0, 0.0
     for gradient, size in zip(gradients, sizes, strict=True):
         if borders.dense("a gradient", gradient).dim() != 1 or not gradient.is_floating_point():

@@ -5,21 +5,20 @@ does not depend on labels.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hetperm.mixing import borders, complexity
 from hetperm.mixing.discrepancy import Distances
-from hetperm.mixing.reading import sparse
+from hetperm.mixing.rule import SHARE, Rule, check_share
 from hetperm.mixing.simplex import water_fill
 from hetperm.texts import shown
 
 ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten temporaries of 16 MB
-SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
 LEVEL = 0.5  # water level of the "level" rule, in units of the noise of a distance
 SPARSE_FROM = 1000  # clients; from this number on alpha is stored and written sparse
 RESOLUTION = 1e-6  # distances below this share of the largest one are rounding errors
@@ -99,7 +98,7 @@ def _by_rows(rule: Callable[[Tensor, Tensor, Tensor], Tensor], c: Tensor, n: Ten
     lam = lam.expand(shape[:-1]).reshape(-1, 1)
     c = c.detach().reshape(-1, N)
     out = torch.empty_like(c, dtype=c.dtype if c.is_floating_point() else torch.get_default_dtype())
-    for rows in _row_slices(len(c), N):
+    for rows in row_slices(len(c), N):
         block = c[rows].double()
         _finite("cost", block, range(rows.start, rows.stop))
         # Adding a constant to a row moves tau but no weight. Without it all digits go into the differences.
@@ -144,12 +143,12 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
                 [0.5000, 0.0000, 7.0000],
                 [7.0000, 7.0000, 0.0000]], dtype=torch.float64), tensor([4., 4., 2.], dtype=torch.float64))
     """
-    zeta, q, n = _estimates(zeta, q, n)
-    _check_share(share)
+    zeta, q, n = estimates(zeta, q, n)
+    check_share(share)
     if q is None:
         raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
     _finite("zeta", zeta[:], range(len(zeta)))
-    D = _debias(zeta, q, _owners(slice(None), n))
+    D = debias(zeta, q, owners_of(slice(None), n))
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
 
 
@@ -176,17 +175,7 @@ def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
     return weights(zeta, q, n, regularization="level")
 
 
-def weights(
-    zeta: Tensor | Distances,
-    q: Tensor | None,
-    n: Tensor,
-    *,
-    regularization: float | Literal["noise", "level"] = "noise",
-    vc: Tensor | None = None,
-    vc_weight: float | Literal["raw"] = 0.0,
-    alpha_steps: int | None = None,
-    share: float = SHARE,
-) -> Tensor:
+def weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, *, vc: Tensor | None = None, **rule: Any) -> Tensor:
     """Mixing weights alpha, (N, N) in float64: row i says whom client i learns from.
 
     Args:
@@ -194,15 +183,8 @@ def weights(
         q: (N,) variance of each client's mean gradient. It may be None if regularization is a number and vc_weight is 0
             or ``"raw"``.
         n: (N,) samples held by each client.
-        regularization: the rule ``"noise"`` or ``"level"``, which need no tuning; or a number, the paper's lambda, with
-            zeta as cost.
         vc: (N,) VC dimension of each client's architecture; None leaves complexity out.
-        vc_weight: how much a client of average complexity costs, as a share of the noise of a distance. The complexity
-            of client j is h_j / mean(h), with h from `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which
-            outweighs distances by orders of magnitude: all weight goes to the clients with the smallest models.
-        alpha_steps: take this many steps of projected descent; None solves exactly.
-        share: c of the rule ``"noise"``: how much difference is worth sharing, in units of noise. With 0 every client
-            is alone; with inf all share alike, by their samples.
+        rule: the fields of `Rule`, such as ``share=0.5``.
 
     Example:
         >>> zeta = torch.tensor([[0.0, 2.0, 9.0], [2.0, 0.0, 9.0], [9.0, 9.0, 0.0]])
@@ -211,11 +193,9 @@ def weights(
                 [0.2500, 0.7500, 0.0000],
                 [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
-    parts = weights_by_rows(
-        zeta, q, n, regularization=regularization, vc=vc, vc_weight=vc_weight, alpha_steps=alpha_steps, share=share
-    )
+    parts = weights_by_rows(zeta, q, n, vc=vc, **rule)
     alpha = torch.empty(zeta.shape, dtype=torch.float64, device=zeta.device)
-    for rows, part in zip(_row_slices(*zeta.shape), parts, strict=True):
+    for rows, part in zip(row_slices(*zeta.shape), parts, strict=True):
         alpha[rows] = part
     return alpha
 
@@ -225,8 +205,8 @@ def weights_by_rows(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **opt
 
     ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
-    part = _solver(zeta, q, n, **options)
-    return map(part, _row_slices(*zeta.shape))
+    given = problem(zeta, q, n, **options)
+    return map(given.rows, row_slices(*zeta.shape))
 
 
 def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
@@ -242,65 +222,68 @@ def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | Non
         tensor([[0.0000, 0.0000, 1.0000],
                 [0.2500, 0.7500, 0.0000]], dtype=torch.float64)
     """
-    part = _solver(zeta, q, n, **options)
+    given = problem(zeta, q, n, **options)
     rows = _positions(clients, zeta)
-    return torch.cat([part(rows[block]) for block in _row_slices(len(rows), len(zeta))])
+    return torch.cat([given.rows(rows[block]) for block in row_slices(len(rows), len(zeta))])
 
 
-def _solver(
-    zeta: Tensor | Distances,
-    q: Tensor | None,
-    n: Tensor,
-    *,
-    regularization: float | Literal["noise", "level"] = "noise",
-    vc: Tensor | None = None,
-    vc_weight: float | Literal["raw"] = 0.0,
-    alpha_steps: int | None = None,
-    share: float = SHARE,
-) -> Callable[[slice | Tensor], Tensor]:
-    """A function from some rows, as a slice or as positions, to the mixing weights of these clients, (rows, N)."""
-    zeta, q, n = _estimates(zeta, q, n)
-    by_number = isinstance(regularization, int | float) and not isinstance(regularization, bool)
-    if not by_number and regularization not in ("noise", "level"):
-        raise ValueError(f"unknown regularization {shown(regularization)}; use 'noise', 'level' or a number above zero")
-    if regularization == "level" and alpha_steps is not None:
-        raise ValueError("alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly")
-    # Bad arguments raise here, before any row is asked for.
-    raw = vc_weight == "raw"
-    if not (raw or (isinstance(vc_weight, int | float) and 0 <= vc_weight <= sys.float_info.max)):
-        raise ValueError(f"vc_weight is {shown(vc_weight)}; it must be a number, zero or more, or 'raw'")
-    if alpha_steps is not None:
-        borders.count("alpha_steps", alpha_steps, 0)
-    with_vc = vc is not None and (raw or vc_weight > 0)
-    if q is None and ((with_vc and not raw) or not by_number):
+@dataclass(frozen=True)
+class Problem:
+    """The mixing problem of all clients, checked, from which the weights of any of them can be computed.
+
+    Attributes:
+        rule: what decides the weights.
+        extra: () or (N,) what every row pays for each host beside the distance.
+        noise: (N,) the noise against which the differences of each client are held; None if lambda is a number.
+        height: the level of the rule ``"level"``; None for other rules.
+    """
+
+    zeta: Tensor | Distances
+    q: Tensor | None
+    n: Tensor
+    rule: Rule
+    extra: Tensor | float
+    noise: Tensor | None
+    height: float | None
+
+    def rows(self, rows: slice | Tensor) -> Tensor:
+        """(rows, N) the mixing weights of some clients, given as a slice or as positions."""
+        q, n, rule = self.q, self.n, self.rule
+        block, owners = self.zeta[rows].double(), owners_of(rows, n)
+        check_distances(block, owners)
+        c = (block if rule.by_number else debias(block, q, owners)) + self.extra
+        if self.height is not None:
+            return below(c, n, torch.tensor(self.height, dtype=torch.float64))
+        if rule.by_number:
+            lam = rule.regularization
+            return solve(c, n, lam) if rule.alpha_steps is None else descend(c, n, lam, rule.alpha_steps)
+        if rule.share == 0:
+            return torch.zeros_like(c).scatter_(1, owners[:, None], 1.0)
+        if rule.share == math.inf:
+            return (n / _total(n)).expand(len(c), -1)
+        height, lam = _support(c, n, rule.share, self.noise[rows])
+        return below(c, n, height) if rule.alpha_steps is None else descend(c, n, lam, rule.alpha_steps)
+
+
+def problem(
+    zeta: Tensor | Distances, q: Tensor | None, n: Tensor, *, vc: Tensor | None = None, **options: Any
+) -> Problem:
+    """The mixing problem; the arguments are those of `weights`. Bad ones raise here, before any row is asked for."""
+    zeta, q, n = estimates(zeta, q, n)
+    rule = Rule(**options)
+    raw = rule.vc_weight == "raw"
+    with_vc = vc is not None and (raw or rule.vc_weight > 0)
+    if q is None and ((with_vc and not raw) or not rule.by_number):
         raise ValueError("the noise q of the gradients is missing; only a number as regularization does without it")
-    _check_share(share)
-    own_noise = None if by_number else _own_noise(zeta, q, n)
     # Complexity is a property of the host j, so it adds the same cost to column j of every row.
     h = complexity.term(vc, n) if with_vc else 0.0
-    extra = vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
-
-    def part(rows: slice | Tensor) -> Tensor:
-        block, owners = zeta[rows].double(), _owners(rows, n)
-        _finite("zeta", block, owners.tolist())
-        if (block < 0).any():
-            raise ValueError(f"zeta holds {float(block.min())}; a squared distance is zero or more")
-        c = (block if by_number else _debias(block, q, owners)) + extra
-        if regularization == "level":
-            return _below(c, n, torch.tensor(LEVEL * _noise_of_a_distance(zeta, q), dtype=torch.float64))
-        if by_number:
-            return solve(c, n, regularization) if alpha_steps is None else descend(c, n, regularization, alpha_steps)
-        if share == 0:
-            return torch.zeros_like(c).scatter_(1, owners[:, None], 1.0)
-        if share == math.inf:
-            return (n / _total(n)).expand(len(c), -1)
-        height, lam = _support(c, n, share, own_noise[rows])
-        return _below(c, n, height) if alpha_steps is None else descend(c, n, lam, alpha_steps)
-
-    return part
+    extra = rule.vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
+    noise = None if rule.by_number else _own_noise(zeta, q, n)
+    height = LEVEL * _noise_of_a_distance(zeta, q) if rule.regularization == "level" else None
+    return Problem(zeta, q, n, rule, extra, noise, height)
 
 
-def _owners(rows: slice | Tensor, n: Tensor) -> Tensor:
+def owners_of(rows: slice | Tensor, n: Tensor) -> Tensor:
     """(rows,) the positions of the clients that some rows belong to."""
     return torch.arange(len(n), device=n.device)[rows]
 
@@ -310,8 +293,16 @@ def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
     # Weighted by samples, or a few tiny clients, which are very noisy, would decide what everybody shares.
     typical = _total(n * q) / _total(n)
     # Differences below the resolution of zeta are noise too. Without any noise the problem would be undefined.
-    noise = ((q + typical) / 2).clamp_min(RESOLUTION * float(zeta.max()))
+    noise = (q + typical) / 2
+    noise = noise.clamp_min(_resolution(zeta, float(noise.min())))
     return torch.where(noise > 0, noise, 1.0)
+
+
+def _resolution(zeta: Tensor | Distances, least: float) -> float:
+    """The accuracy of zeta, or ``least`` if that is certainly not less. Then no largest distance is looked for."""
+    if isinstance(zeta, Distances) and RESOLUTION * zeta.bound <= least:
+        return least
+    return RESOLUTION * float(zeta.max())
 
 
 def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,7 +316,11 @@ def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor,
     # Equal costs are sorted by samples, so that no sum depends on how the clients are labelled.
     by_samples = n.argsort(stable=True)
     cost, order = c[:, by_samples].sort(dim=-1, stable=True)
-    samples = n[by_samples][order]
+    return level_of(cost, n[by_samples][order], share, noise)[:2]
+
+
+def level_of(cost: Tensor, samples: Tensor, share: float, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The level (rows, 1), lam (rows,) and the last (rows, 1) that belongs, of costs (rows, K) in increasing order."""
     # The level that the first k of a row have by themselves. It never falls, because costs are sorted.
     levels = (samples * cost).cumsum(-1) / samples.cumsum(-1) + 2 * share * noise[:, None]
     # The cheapest always belongs. All others must lie below the level of those before them: a client of many samples
@@ -334,21 +329,22 @@ def _support(c: Tensor, n: Tensor, share: float, noise: Tensor) -> tuple[Tensor,
     height = levels.gather(-1, last)
     # Those below the level are the support, whatever rounding did to clients of equal cost.
     inside = (samples * (cost < height)).cumsum(-1)[:, -1]
-    return height, share * noise * inside
+    return height, share * noise * inside, last
 
 
 def _noise_of_a_distance(zeta: Tensor, q: Tensor) -> float:
-    return 2 * max(_total(q) / len(q), RESOLUTION * float(zeta.max())) or 1.0
+    mean = _total(q) / len(q)
+    return 2 * max(mean, _resolution(zeta, mean)) or 1.0
 
 
-def _debias(zeta: Tensor, q: Tensor, owners: Tensor) -> Tensor:
-    """D of the rows of some clients."""
+def debias(zeta: Tensor, q: Tensor, owners: Tensor) -> Tensor:
+    """D (rows, N) of the rows of some clients."""
     D = (zeta.double() - (q[owners, None] + q)).clamp_min_(0)
     # A client does not differ from itself.
     return D.scatter_(1, owners[:, None], 0.0)
 
 
-def _below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
+def below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
     """Weights n_j (height - c_j)+, each row scaled to sum to one. Costs count from the cheapest of the row.
 
     Args:
@@ -368,49 +364,10 @@ def _total(x: Tensor) -> float:
     return math.fsum(x.tolist())  # rounds once, so the order of clients cannot matter
 
 
-def sparse_weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **options: Any) -> Tensor:
-    """The mixing weights of `weights` as a sparse tensor, built without ever holding the dense one."""
-    return sparse(weights_by_rows(zeta, q, n, **options))
-
-
-def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
-    r"""(N,) the variance of the partners' gradients about their mean, which a model feels as it goes from host to host.
-
-    .. math:: V_i = \tfrac12 \sum_{jk} \alpha_{ij} \alpha_{ik} D_{jk}
-
-    with D, the distances minus what noise explains, as in `noise`.
-
-    Args:
-        alpha: (N, N) mixing weights, dense or sparse.
-        zeta: (N, N) squared distances of the gradients.
-        q: (N,) variance of each client's mean gradient.
-
-    Example:
-        >>> zeta = torch.tensor([[0.0, 6.0], [6.0, 0.0]])
-        >>> spread(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), zeta, q=torch.ones(2))
-        tensor([1., 0.], dtype=torch.float64)
-    """
-    alpha = borders.square("alpha", alpha).detach().double()
-    zeta, q, _ = _estimates(zeta, q, torch.ones(len(alpha)))
-    if q is None:
-        raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
-    if not alpha.is_sparse:
-        D = _debias(zeta[:], q, _owners(slice(None), q))
-        return ((alpha @ D) * alpha).sum(1) / 2
-    alpha = alpha.coalesce()
-    (i, j), values = alpha.indices(), alpha.values()
-    products = torch.empty_like(values)
-    for columns in _row_slices(*zeta.shape):  # of D, which is symmetric
-        D = _debias(zeta[columns], q, _owners(columns, q))
-        here = (columns.start <= j) & (j < columns.stop)
-        products[here] = torch.sparse.mm(alpha, D.T)[i[here], j[here] - columns.start]
-    return values.new_zeros(len(alpha)).index_add_(0, i, products * values) / 2
-
-
 # Borders
 
 
-def _row_slices(rows: int, N: int) -> list[slice]:
+def row_slices(rows: int, N: int) -> list[slice]:
     """Slices of rows with at most ``ENTRIES`` numbers each, but at least one row."""
     step = max(1, ENTRIES // N)
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
@@ -434,7 +391,7 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
     return n
 
 
-def _estimates(
+def estimates(
     zeta: Tensor | Distances, q: Tensor | None, n: Tensor
 ) -> tuple[Tensor | Distances, Tensor | None, Tensor]:
     """The reports of the clients, checked: zeta in its own dtype, q and n in float64."""
@@ -457,11 +414,11 @@ def _estimates(
     return zeta, q, n
 
 
-def _check_share(share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
-        raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
-    if share > sys.float_info.max and share != math.inf:
-        raise ValueError("share is larger than any number; give inf, with which all share alike")
+def check_distances(block: Tensor, owners: Tensor) -> None:
+    """Raise an error if rows (rows, N) of zeta hold what is no squared distance; ``owners`` are their clients."""
+    _finite("zeta", block, owners.tolist())
+    if (block < 0).any():
+        raise ValueError(f"zeta holds {float(block.min())}; a squared distance is zero or more")
 
 
 def _finite(name: str, block: Tensor, owners: Sequence[int]) -> None:

@@ -28,7 +28,8 @@ class Reports:
     """The reports of all clients, as the mixing problem needs them.
 
     Attributes:
-        zeta: (N, N) squared distances of the gradients, of very many clients row by row; 0 where one is not known.
+        zeta: (N, N) squared distances of the gradients, of very many clients row by row; without meaning
+            where one is not known.
         q: (N,) variance of each client's mean gradient, 0 where it is not known; None if no client has enough samples
             to estimate it.
         n: (N,) samples of each client.
@@ -157,15 +158,25 @@ def _compared(federation: Federation, state: State, reports: Sequence[Report | N
     # A report at the present model is never too old, however long the model has not moved.
     fresh = kept["epoch"] >= kept["since"]
     known = (fresh | ((kept["epoch"] != NEVER) & (r - kept["epoch"] <= age))).nonzero().flatten()
-    zeta, q = torch.zeros(len(clients), len(clients), dtype=torch.float64), torch.zeros_like(n)
+    noise, q = kept["noise"][known], torch.zeros_like(n)
+    q = None if noise.isnan().all() else q.index_copy_(0, known, discrepancy.fill_noise(noise, n[known]))
+    if len(clients) > discrepancy.DENSE_UP_TO and kept["gradient"].numel():
+        zeta = discrepancy.Distances(kept["gradient"].cpu())  # very many are compared by what is kept of all
+    else:
+        zeta = _matrix(kept, known, gradients)
+    return Reports(zeta, q, n, Work(), gradients, known=tuple(known.tolist()), kept=kept)
+
+
+def _matrix(kept: Params, known: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:
+    """(N, N) the distances between clients that are known; of those that came, by what they sent."""
+    zeta = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     if len(known):
         zeta[known[:, None], known] = discrepancy.pairwise(kept["gradient"][known]).double().cpu()
-    if len(came):  # those that came are compared by what they sent, also if only a sketch of it is kept
+    came = [j for j, gradient in enumerate(gradients) if gradient is not None]
+    if len(came):  # also if only a sketch of it is kept
         rows = torch.tensor(came)
         zeta[rows[:, None], rows] = discrepancy.pairwise(_chunks([gradients[j] for j in came])).double().cpu()
-    noise = kept["noise"][known]
-    q = None if noise.isnan().all() else q.index_copy_(0, known, discrepancy.fill_noise(noise, n[known]))
-    return Reports(zeta, q, n, Work(), gradients, known=tuple(known.tolist()), kept=kept)
+    return zeta
 
 
 def _kept(federation: Federation, state: State, reports: Sequence[Report | None]) -> Params:

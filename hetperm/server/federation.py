@@ -83,9 +83,7 @@ class Federation:
         """
         here = self.present(round)
         asked = [task for task in tasks if here[task.host]]
-        if self.pace is not None:
-            asked = self.pace.prepared(asked, self.work_of(asked, self.batch_size).client_steps)
-        found = iter(self.engine.run(asked) if asked else ())
+        found = iter(self.engine.run(self.paced(asked)) if asked else ())
         outcomes = [next(found) if here[task.host] else None for task in tasks]
         for k, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
             if isinstance(outcome, Failure):
@@ -93,6 +91,12 @@ class Federation:
                     raise RuntimeError(f"{task.label}: {outcome.error}") from outcome.error
                 outcomes[k] = None
         return outcomes
+
+    def paced(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """The tasks of a round with the recipe of the run, which goes on by their steps."""
+        if self.pace is None:
+            return tasks
+        return self.pace.prepared(tasks, self.work_of(tasks, self.batch_size).client_steps)
 
     def work_of(self, tasks: Sequence[Task], batch_size: int, outcomes: Sequence[Any] | None = None) -> Work:
         """The steps and multiply-adds of tasks: every sample that a host runs counts, in mini-batches of its size.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hetperm.device.updates import Update
 from hetperm.engine.task import Absent, Failure, Task
 from hetperm.params import Params, num_bytes
 from hetperm.server.federation import Federation
@@ -53,6 +54,11 @@ def carried_out(
             here = federation.present(round)
             for step in row:
                 step.away = not here[step.host]
+            if federation.pace is not None:
+                # Round by round, before any begins: how far the run is must not depend on who is quick.
+                asked = [step for step in row if not step.away]
+                for step, task in zip(asked, federation.paced([step.task() for step in asked]), strict=True):
+                    step.update = task.update
         flow([step for row in steps for step in row if not step.away])
         for row in steps:
             yield Done([step.light or replace(step.task(), params={}) for step in row], [step.sent for step in row])
@@ -73,7 +79,14 @@ def sizes_of(outcomes: Sequence[Params | None]) -> list[int | None]:
 
 @dataclass
 class Step:
-    """A visit that waits for its turn, and what came of it."""
+    """A visit that waits for its turn, and what came of it.
+
+    Attributes:
+        sent: bytes of the model that came back; None if none did.
+        light: the task without its model, once it was made.
+        away: whether the host is not there in this round.
+        update: what the host does, with the recipe of the run; None: what the task says.
+    """
 
     visit: Planned
     federation: Federation
@@ -82,6 +95,7 @@ class Step:
     sent: int | None = None
     light: Task | None = None
     away: bool = False
+    update: Update | None = None
 
     @property
     def model(self) -> int:
@@ -96,6 +110,8 @@ class Step:
     def task(self) -> Task:
         """The task, with the model as it is now."""
         task = self.task_of(self.visit)
+        if self.update is not None:
+            task = replace(task, update=self.update)
         self.light = replace(task, params={})
         return task
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hetperm.client import Client
-from hetperm.device.gradients import DIRECTIONS, FORWARD, OWN_SHARE, StepLosses
+from hetperm.device.gradients import DIRECTIONS, FORWARD, OWN_SHARE, StepLosses, num_losses
 from hetperm.engine.task import Task
 from hetperm.mixing import SHARE
 from hetperm.params import num_bytes
@@ -22,7 +22,7 @@ from hetperm.state import Work
 
 EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
 SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 5.6, 11.0, 22.0, EVERYBODY)  # the candidates, c
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
+RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
@@ -64,7 +64,8 @@ def look_ahead(
 
     where :math:`f_i` is the loss on validation data. All clients take one step size: the smallest of several noisy
     losses, taken client by client, would flatter directions that are noisy themselves, which are those of clients that
-    are alone. Candidates that are as good as the best are told apart by `best_candidate`.
+    are alone. One of the step sizes is 0: of a model that no step improves all candidates are equally good. Candidates
+    that are as good as the best are told apart by `best_candidate`.
 
     Args:
         reports: of all clients at the probe, with their gradients. Who sent none is neither asked nor in a step.
@@ -122,7 +123,7 @@ def can_look_again(steps: int, batch_size: int) -> bool:
 
 def _paid_for(steps: int, batch_size: int) -> int:
     """The samples on which a client can take all losses of a look for its part of the steps."""
-    gradients_per_sample = len(SHARES) * len(RATES) * FORWARD
+    gradients_per_sample = num_losses(len(SHARES), RATES) * FORWARD
     return int(PART * steps * batch_size / gradients_per_sample) if steps else SAMPLES[1]
 
 

@@ -72,7 +72,7 @@ def schedule(alpha: Tensor, generator: torch.Generator) -> list[Round]:
     shuffled = torch.randperm(len(i), generator=generator)
     hosts = _colour(i[shuffled].tolist(), j[shuffled].tolist(), N, num_rounds)
     order = torch.randperm(num_rounds, generator=generator).tolist()
-    return [[(i, j) for i, j in enumerate(hosts[c]) if j >= 0] for c in order]
+    return [sorted(hosts[c].items()) for c in order]
 
 
 def _visits(alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,16 +104,18 @@ def _check_generator(generator: torch.Generator) -> None:
         raise TypeError(f"the generator is a {kind}; give a torch.Generator, such as torch.Generator().manual_seed(0)")
 
 
-def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> list[list[int]]:
-    """``host[c][i]``: the host of model i in round c, or -1. Visits are placed one by one, in the given order.
+def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> list[dict[int, int]]:
+    """``host[c][i]``: the host of model i in round c. Visits are placed one by one, in the given order.
 
     A visit goes into the first round in which both its model and its host are free. If there is none, take a round a
     in which the model is free and a round b in which the host is free. Start with the visit that the host has in a.
     Move visits from a to b and, where that collides, from b to a. This path must end, and then both are free in a. It
     cannot come back to the model, because it would have to arrive by a visit in a.
     """
-    host = [[-1] * N for _ in range(num_rounds)]  # host[c][i], model[c][j]: who meets whom in round c
-    model = [[-1] * N for _ in range(num_rounds)]
+    # host[c][i], model[c][j]: who meets whom in round c. Tables of all clients would hold N^2 entries where one host is
+    # visited by everybody; these hold an entry for each visit.
+    host: list[dict[int, int]] = [{} for _ in range(num_rounds)]
+    model: list[dict[int, int]] = [{} for _ in range(num_rounds)]
     # Sets of rounds are bits of one integer, so that a round free for both is found by a single `and`.
     free_model = [(1 << num_rounds) - 1] * N  # bit c: free in round c
     free_host = list(free_model)
@@ -136,15 +138,18 @@ def _colour(models: list[int], hosts: list[int], N: int, num_rounds: int) -> lis
         moved, at = model_a[j], j
         host_a[i], model_a[j] = j, i
         while True:  # move the visit of model `moved` at host `at` from round a to round b, where the host is free
-            pushed, host_b[moved], model_b[at] = host_b[moved], at, moved
-            host_a[moved] = pushed
-            if pushed < 0:
+            pushed = host_b.get(moved)
+            host_b[moved], model_b[at] = at, moved
+            if pushed is None:
+                del host_a[moved]
                 free_model[moved] ^= bit_a | bit_b
                 break
             # The visit that this model had in round b makes room and moves to round a.
-            after, model_a[pushed] = model_a[pushed], moved
-            if after < 0:
-                model_b[pushed] = -1
+            host_a[moved] = pushed
+            after = model_a.get(pushed)
+            model_a[pushed] = moved
+            if after is None:
+                del model_b[pushed]
                 free_host[pushed] ^= bit_a | bit_b
                 break
             moved, at = after, pushed

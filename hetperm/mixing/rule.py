@@ -1,0 +1,61 @@
+"""Rule: how mixing weights are computed from the clients' reports."""
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from hetperm.mixing import borders
+from hetperm.texts import shown
+
+SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How mixing weights are computed.
+
+    Attributes:
+        regularization: the rule ``"noise"`` or ``"level"``, which need no tuning; or a number, the paper's lambda, with
+            zeta as cost.
+        vc_weight: how much a client of average complexity costs, as a share of the noise of a distance. The complexity
+            of client j is h_j / mean(h), with h from `complexity.term`. ``"raw"`` adds h_j as it is (the paper), which
+            outweighs distances by orders of magnitude: all weight goes to the clients with the smallest models.
+        alpha_steps: take this many steps of projected descent; None solves exactly.
+        share: c of the rule ``"noise"``: how much difference is worth sharing, in units of noise. With 0 every client
+            is alone; with inf all share alike, by their samples.
+    """
+
+    regularization: float | Literal["noise", "level"] = "noise"
+    vc_weight: float | Literal["raw"] = 0.0
+    alpha_steps: int | None = None
+    share: float = SHARE
+
+    def __post_init__(self):
+        if not self.by_number and self.regularization not in ("noise", "level"):
+            raise ValueError(
+                f"unknown regularization {shown(self.regularization)}; use 'noise', 'level' or a number above zero"
+            )
+        if self.regularization == "level" and self.alpha_steps is not None:
+            raise ValueError(
+                "alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly"
+            )
+        number = isinstance(self.vc_weight, int | float) and 0 <= self.vc_weight <= sys.float_info.max
+        if not (number or self.vc_weight == "raw"):
+            raise ValueError(f"vc_weight is {shown(self.vc_weight)}; it must be a number, zero or more, or 'raw'")
+        if self.alpha_steps is not None:
+            borders.count("alpha_steps", self.alpha_steps, 0)
+        check_share(self.share)
+
+    @property
+    def by_number(self) -> bool:
+        """Whether regularization is a number, the paper's lambda."""
+        return isinstance(self.regularization, int | float) and not isinstance(self.regularization, bool)
+
+
+def check_share(share: float) -> None:
+    """Raise an error if this is no share."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+        raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
+    if share > sys.float_info.max and share != math.inf:
+        raise ValueError("share is larger than any number; give inf, with which all share alike")
