@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetperm.device.augment import Augment
+from hetperm.device.layout import channels_last, prefers_channels_last
 from hetperm.params import Params, flat, step_size
 from hetperm.shards import Batch, Inputs, Shard, at_once, parts, read, size_of, taken
 from submodels import IndexSet, ScalableModel
@@ -33,6 +34,7 @@ class Workbench:
         shop: the benches of other widths, for updates that also train a narrower part.
         data: where a visiting model lies, tensor by tensor, outside the autograd graph.
         augment: a user's function that changes batches before local steps; None if there is none.
+        channels_last: whether images are run with channels last in memory (`device.layout`).
     """
 
     def __init__(self, module: nn.Module, loss: Loss, *, width: float = 1.0, shop: "Workshop | None" = None):
@@ -44,6 +46,7 @@ class Workbench:
         self.slots = [p for p in module.parameters() if p.requires_grad]  # where a visiting model is copied to
         self.norms = has_batch_norm(module)
         self.data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
+        self.channels_last = prefers_channels_last(module)
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy a model onto the bench."""
@@ -65,6 +68,8 @@ class Workbench:
 
     def outputs(self, x: Inputs) -> Tensor:
         """The outputs of the model on the bench, with the logits of classes masked that the host does not have."""
+        if self.channels_last:
+            x = channels_last(x)
         if not self.norms:
             return masked(outputs_of(self.module, x), self.classes)
         with batch_statistics(self.module):
@@ -146,7 +151,9 @@ class Workbench:
 
     def gradient_of(self, value: Tensor) -> tuple[Tensor, ...]:
         """The gradient of a number that was computed with the model on the bench."""
-        return torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
+        gradient = torch.autograd.grad(value, self.slots, allow_unused=True, materialize_grads=True)
+        # Parameters and all that leaves the bench have the plain layout, whatever images have.
+        return tuple(g.contiguous() for g in gradient) if self.channels_last else gradient
 
 
 def outputs_of(module: Callable[..., Any], inputs: Inputs) -> Any:

@@ -225,7 +225,8 @@ def descend(
     # The batches of several steps are gathered at once: a gather for every step would cost as much as the step.
     at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
     for first in range(0, steps, at_once):
-        taken = [drawn[first : first + at_once].flatten() for drawn in rows]
+        # Drawn on the CPU, so that every device sees the same samples.
+        taken = [drawn[first : first + at_once].flatten().to(x.device) for drawn in rows]
         data = x.new_empty(len(shards), len(taken[0]), x[0].numel())
         labels = torch.stack([y.index_select(0, row) for (_, y), row in zip(shards, taken, strict=True)])
         for (inputs, _), row, into in zip(shards, taken, data, strict=True):

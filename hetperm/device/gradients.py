@@ -1,7 +1,7 @@
 """Updates that send back gradients or losses instead of a trained model."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -179,7 +179,7 @@ class StepLosses:
     A loss that is not finite counts as inf. A client with too few samples to tell has no say: all its losses are 0.
 
     Attributes:
-        etas: (E,) the step sizes.
+        etas: (E,) the step sizes. With a step of 0 all directions have one loss, which is taken once.
         most: the largest number of samples that a loss is taken on.
         candidates: C.
         halves: whether the data are the shard itself, of which one half is held out at a time.
@@ -223,7 +223,7 @@ class StepLosses:
     def samples(self, n: int) -> float:
         """The samples of all losses, which need no backward pass, and with ``halves`` those of a gradient of each."""
         judges = 2 * self._judges if self.halves else self._judges
-        return judges * self.candidates * len(self.etas) * FORWARD + (n if self.halves else 0)
+        return judges * num_losses(self.candidates, self.etas) * FORWARD + (n if self.halves else 0)
 
     def _losses(self, bench: Workbench, w: Params, directions: Tensor, held_out: Shard) -> Tensor:
         held_out = first(held_out, self._judges)
@@ -235,9 +235,25 @@ class StepLosses:
                 for c, direction in enumerate(directions):
                     step = unflatten(direction, w)
                     for e, eta in enumerate(self.etas):
+                        if eta == 0 and c > 0:
+                            continue
                         bench.load({name: p - eta * step[name] for name, p in w.items()})
                         table[c, e] += float(bench.value(x, y)) * (len(y) / n)
+        for e, eta in enumerate(self.etas):
+            if eta == 0:
+                table[:, e] = table[0, e]
         return torch.where(table.isfinite(), table, math.inf)
+
+
+def num_losses(candidates: int, etas: Sequence[float]) -> int:
+    """The losses of a table of candidates and step sizes: without a step all candidates are at one place.
+
+    Example:
+        >>> num_losses(3, (0.0, 0.5, 1.0))
+        7
+    """
+    standing = sum(eta == 0 for eta in etas)
+    return candidates * (len(etas) - standing) + standing
 
 
 def _at(bench: Workbench, batch: Batch) -> Batch:
