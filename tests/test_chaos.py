@@ -3,6 +3,7 @@
 A few faults here; `make chaos` makes many more (HETPERM_CHAOS), and lets some of them happen to whole commands.
 """
 
+import contextlib
 import hashlib
 import os
 import random
@@ -131,7 +132,9 @@ def digest(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("chaos") / "run"
-    assert started(out).wait() == 0
+    process = started(out)
+    said = process.communicate()[1]
+    assert process.returncode == 0, said
     return digest(out)
 
 
@@ -150,7 +153,8 @@ def test_a_fault_of_a_worker_of_a_command_changes_no_file_or_is_one_clear_line(s
         time.sleep(0.05)
     time.sleep(draw.uniform(0, 3))
     for pid in draw.sample(workers_of(process.pid), k=min(1, len(workers_of(process.pid)))):
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile, as workers do when a method is done
+            os.kill(pid, number)
     said = process.communicate(timeout=120)[1]
     assert "Traceback" not in said
     if process.returncode == 0:

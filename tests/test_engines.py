@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,6 +117,36 @@ def test_a_task_draws_by_its_seed_alone_and_leaves_the_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_on_another_device_its_generator_is_seeded_for_the_task_and_restored(monkeypatch):
+    """No such device is needed: what would be seeded is recorded."""
+    clients, shop, calls = make_clients(FULL), make_shop(dropping), []
+    task = Task(Sgd(2, 4, 0.3), start(dropping), host=0, seed=5)
+    expected = Sequential(clients, shop).run([task])[0]
+
+    @contextmanager
+    def forked(devices, device_type):
+        calls.append(("forked", devices, device_type))
+        yield
+        calls.append("restored")
+
+    class Elsewhere(Workshop):
+        @property
+        def full(self):
+            return SimpleNamespace(slots=[SimpleNamespace(device=torch.device("cuda:1"))])
+
+    def seeded(seed):
+        calls.append(seed)
+        torch.default_generator.manual_seed(seed)
+
+    shop.__class__ = Elsewhere
+    monkeypatch.setattr("torch.random.fork_rng", forked)
+    monkeypatch.setattr("torch.manual_seed", seeded)
+    before = torch.get_rng_state()
+    assert equal(Sequential(clients, shop).run([task])[0], expected)
+    torch.set_rng_state(before)
+    assert calls == [("forked", [1], "cuda"), 5, "restored"]
+
+
 def fail(bench, params, shard, generator):
     raise ArithmeticError("no good")
 
@@ -163,11 +195,14 @@ def test_an_engine_that_cannot_do_it_says_so_and_names_another(monkeypatch):
     with pytest.raises(ValueError, match="where a forked process can train; use engine 'threads'"):
         choose("processes", 2, clients, make_shop(convolutional))
     assert choose("auto", 2, clients, make_shop(dropping)) == "sequential"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs Ray: pip install 'hetperm\[ray\]', or use engine 'processes'"):
+        choose("ray", 2, clients, make_shop(convolutional))
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones():
     with (
-        pytest.raises(ValueError, match="unknown engine 'gpu'; use sequential, batched, threads or processes"),
+        pytest.raises(ValueError, match="unknown engine 'gpu'; use sequential, batched, threads, processes or ray"),
         opened("gpu", 1, make_clients(), make_shop()),
     ):
         pass

@@ -1,5 +1,6 @@
 """The choice of an engine: the one asked for, or the one that suits the model."""
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -37,12 +38,22 @@ def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop, r
             "engine 'processes' needs models on the CPU, on a system where a forked process can train; "
             "use engine 'threads'"
         )
+    if kind == "ray" and importlib.util.find_spec("ray") is None:
+        raise ValueError("engine 'ray' needs Ray: pip install 'hetperm[ray]', or use engine 'processes'")
+    if kind == "ray" and not on_cpu:
+        raise ValueError("engine 'ray' trains on the CPUs of a cluster; set device to 'cpu'")
     return kind
 
 
 @contextmanager
-def opened(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -> Iterator[Engine]:
-    """A context with an engine of the kind that `choose` returned. Its workers end with the context."""
+def opened(
+    kind: str, workers: int, clients: Sequence[Client], shop: Workshop, *, address: str | None = None
+) -> Iterator[Engine]:
+    """A context with an engine of the kind that `choose` returned. Its workers end with the context.
+
+    Args:
+        address: of the cluster, for "ray".
+    """
     match kind:
         case "sequential":
             engine = Sequential(clients, shop)
@@ -52,8 +63,12 @@ def opened(kind: str, workers: int, clients: Sequence[Client], shop: Workshop) -
             engine = Threads(clients, shop, workers)
         case "processes":
             engine = Processes(clients, shop, workers)
+        case "ray":
+            from hetperm.engine.ray_actors import RayActors  # takes seconds, and may not be installed
+
+            engine = RayActors(clients, shop, workers, address)
         case _:
-            raise ValueError(f"unknown engine {kind!r}; use sequential, batched, threads or processes")
+            raise ValueError(f"unknown engine {kind!r}; use sequential, batched, threads, processes or ray")
     try:
         yield engine
     finally:

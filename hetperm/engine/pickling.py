@@ -12,13 +12,18 @@ class TensorPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """The recipe to rebuild a tensor; everything else is left to pickle."""
-        # Only plain tensors: a Parameter must stay one, and the plain tensor inside it comes through here later.
-        if type(value) is not Tensor:
-            return NotImplemented
-        value = value.detach().cpu()
-        row = value.contiguous().reshape(-1)
-        raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # a single number may have any stride
-        return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+        return reduced(value)
+
+
+def reduced(value: Any) -> Any:
+    """What a pickle holds of a tensor: how to rebuild it from raw bytes; NotImplemented for all else."""
+    # Only plain tensors: a Parameter must stay one, and the plain tensor inside it comes through here later.
+    if type(value) is not Tensor or value.is_meta:
+        return NotImplemented
+    value = value.detach().cpu()
+    row = value.contiguous().reshape(-1)
+    raw = row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # a single number may have any stride
+    return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
 
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
 from hetperm.engine.pickling import TensorPickler
-from hetperm.engine.sequential import run_task
+from hetperm.engine.sequential import answer
 from hetperm.engine.task import Failure, Task
 from hetperm.engine.watch import Watch
 
@@ -201,10 +201,7 @@ def _work(
             message = pipe.recv_bytes()
             if not message:
                 return
-            outcome = run_task(buffer.read(message), clients, shop)
-            if isinstance(outcome, Failure):  # sent as text: not every error can be pickled
-                outcome = RuntimeError(str(outcome.error) or type(outcome.error).__name__)
-            pipe.send_bytes(buffer.write(outcome))
+            pipe.send_bytes(buffer.write(answer(buffer.read(message), clients, shop)))
 
 
 @dataclass

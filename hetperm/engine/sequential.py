@@ -1,6 +1,6 @@
 """The sequential engine: one task after another. It is the reference for all others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,14 @@ class Sequential:
         """Do nothing: there are no workers."""
 
 
-def run_task(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Failure:
+def run_task(task: Task, clients: Mapping[int, Client] | Sequence[Client], shop: Workshop) -> Any | Failure:
     """Run a task; return what the host sends back, or a Failure if it raised an error."""
     # Dropout and similar layers take no generator. The global one is seeded for the task and restored after it.
+    device = shop.full.slots[0].device
+    if device.type != "cpu":  # it has a generator of its own
+        with torch.random.fork_rng(devices=[device.index or 0], device_type=device.type):
+            torch.manual_seed(task.seed)
+            return work_on(task, clients, shop)
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(task.seed)
     try:
@@ -39,7 +44,15 @@ def run_task(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Fai
         torch.set_rng_state(before)
 
 
-def work_on(task: Task, clients: Sequence[Client], shop: Workshop) -> Any | Failure:
+def answer(task: Task, clients: Mapping[int, Client] | Sequence[Client], shop: Workshop) -> Any | RuntimeError:
+    """The same as `run_task`, to be sent to another process: an error as text, since not every one can be pickled."""
+    outcome = run_task(task, clients, shop)
+    if isinstance(outcome, Failure):
+        return RuntimeError(str(outcome.error) or type(outcome.error).__name__)
+    return outcome
+
+
+def work_on(task: Task, clients: Mapping[int, Client] | Sequence[Client], shop: Workshop) -> Any | Failure:
     """The same as `run_task`, for models that draw nothing from torch's global generator."""
     host, bench = clients[task.host], shop.at(task.width)
     bench.classes = host.classes
