@@ -1,7 +1,8 @@
 """An environment for an extra of the project, .venv-NAME: it sees all of .venv, and holds what the extra adds.
 
 Run by make, with the Python of .venv. It is made anew when the extra or constraints.txt change. A stamp, written last,
-says what it was made from, so that one whose set-up was cut short is not taken for whole.
+says what it was made from, so that one whose set-up was cut short is not taken for whole. What is of another version in
+.venv is installed here as well, and comes first on the path.
 """
 
 import shutil
@@ -12,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+UNCONSTRAINED = {"flower"}  # extras that want older versions of some packages than constraints.txt has
 
 
 def requirements(root: Path, extra: str) -> list[str]:
@@ -19,9 +21,15 @@ def requirements(root: Path, extra: str) -> list[str]:
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
 
 
+def constraints(root: Path, extra: str) -> Path | None:
+    """The file of versions that an extra is held to; None if it is not."""
+    return None if extra in UNCONSTRAINED else root / "constraints.txt"
+
+
 def wanted(root: Path, extra: str) -> str:
     """The content of the stamp of a finished environment."""
-    return "\n".join([sys.version, str(root), *requirements(root, extra), (root / "constraints.txt").read_text()])
+    held_to = constraints(root, extra)
+    return "\n".join([sys.version, str(root), *requirements(root, extra), held_to.read_text() if held_to else ""])
 
 
 def set_up(root: Path, extra: str, run) -> bool:
@@ -42,7 +50,8 @@ def set_up(root: Path, extra: str, run) -> bool:
     # Torch and all else of .venv, so that nothing is downloaded twice.
     (site / "project.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
-    run([*pip, "--constraint", str(root / "constraints.txt"), *requirements(root, extra)])
+    held_to = constraints(root, extra)
+    run([*pip, *(["--constraint", str(held_to)] if held_to else []), *requirements(root, extra)])
     stamp.write_text(wanted(root, extra))
     return True
 

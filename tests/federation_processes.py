@@ -3,10 +3,14 @@
 Not part of the suite (its name says so to pytest): it needs Flower, and it starts, stops and kills processes.
 """
 
+import contextlib
+import csv
 import json
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,10 +25,11 @@ from flower_loopback import WIDTHS
 from hetperm.config import Config
 from hetperm.federated import certificates, local
 from hetperm.federated.options import ServeOptions
-from hetperm.federated.places import RUN
-from hetperm.federated.serve import EVENTS, events, serve
+from hetperm.federated.places import RUN, server_place
+from hetperm.federated.serve import EVENTS, LOG, events, serve, superlink
 from hetperm.runs import experiment
 from hetperm.runs.checkpoint import load
+from hetperm.runs.setting import from_config
 
 pytestmark = pytest.mark.filterwarnings("default")  # Flower and what it imports warn of their own
 METHODS = ("perm", "perm-two-stage", "heterofl-ft", "fjord-ft")
@@ -43,13 +48,26 @@ def small(folder: Path, **settings) -> Config:
 def place(tmp_path_factory) -> Path:
     """A deployed federation of four nodes of three widths."""
     base = tmp_path_factory.mktemp("federation")
-    return local.place_for(small(base), base / "deployed", f"127.0.0.1:{PORT}")
+    config = small(base)
+    widths = tuple(client.width for client in from_config(config).clients)
+    return local.place_for(config, base / "deployed", f"127.0.0.1:{PORT}", widths)
 
 
 @pytest.fixture(scope="module")
 def nodes(place) -> Iterator[dict[int, subprocess.Popen]]:
     with local.nodes(place, range(4)) as running:
         yield running
+
+
+def end(nodes: dict[int, subprocess.Popen], k: int) -> None:
+    """End a node as a crash would (kill -9)."""
+    nodes[k].kill()
+    nodes[k].wait()
+
+
+def restart(place: Path, nodes: dict[int, subprocess.Popen], k: int) -> None:
+    end(nodes, k)
+    nodes[k] = local.start_node(place, k)
 
 
 class Watch:
@@ -72,7 +90,7 @@ class Watch:
 def served(place: Path, out: str, watch: Watch | None = None, changes: dict | None = None, **options) -> Path:
     watch = watch or Watch()
     try:
-        return serve(ServeOptions(folder=place, out=place / out, wait=300.0, **options), watch, changes=changes)
+        return serve(ServeOptions(folder=place, out=place / out, **{"wait": 300.0, **options}), watch, changes=changes)
     finally:
         lines = [event for event in watch.seen if event["event"] not in ("sent", "done")]
         print(out, *lines, sep="\n  ")
@@ -134,12 +152,12 @@ def test_a_model_with_batch_norms_ends_with_the_same_bits_at_the_nodes(place, no
     for folder in (place / "nodes").iterdir():  # the size of images is the nodes' to know
         (folder / RUN).write_text(config_of(place, **changes).to_toml())
     for k in nodes:
-        nodes[k].kill()
-        nodes[k].wait()
-        nodes[k] = local.start_node(place, k)
+        restart(place, nodes, k)
+    changes["baselines"] = METHODS[1:]
     run = served(place, "normed", changes=changes)
     simulation = experiment.run(config_of(place, **changes, out=tmp_path / "simulation"))
-    assert same(final(run, "perm"), final(simulation.folder, "perm"))
+    for method in METHODS:
+        assert same(final(run, method), final(simulation.folder, method)), method
     for k in range(4):
         name = f"client_00{k}.safetensors"
         kept = place / "nodes" / str(k) / "models" / name
@@ -147,9 +165,7 @@ def test_a_model_with_batch_norms_ends_with_the_same_bits_at_the_nodes(place, no
     for folder in (place / "nodes").iterdir():
         (folder / RUN).write_text((place / RUN).read_text())
     for k in nodes:
-        nodes[k].kill()
-        nodes[k].wait()
-        nodes[k] = local.start_node(place, k)
+        restart(place, nodes, k)
 
 
 def visit_at(host: int, number: int = 1) -> Callable[[dict], bool]:
@@ -171,12 +187,7 @@ def simulated(place, tmp_path_factory):
 
 
 def test_a_node_that_is_killed_in_a_visit_and_comes_back_costs_nothing(place, nodes, simulated):
-    def kill():
-        nodes[1].kill()
-        nodes[1].wait()
-        nodes[1] = local.start_node(place, 1)
-
-    watch = Watch(visit_at(1), kill)
+    watch = Watch(visit_at(1), lambda: restart(place, nodes, 1))
     run = served(place, "killed", watch, deadline=200.0, patience=200.0)
     assert watch.of("restarted") and not watch.of("absent")
     assert same(final(run, "perm"), simulated.state)
@@ -219,8 +230,7 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(place, nodes, simula
 
 @pytest.mark.parametrize("lie", ["nan", "shape", "width"])
 def test_a_node_that_lies_is_left_out_and_the_run_ends(place, nodes, lie):
-    nodes[3].kill()
-    nodes[3].wait()
+    end(nodes, 3)
     liar = subprocess.Popen([sys.executable, str(LIAR), str(place / "nodes" / "3"), lie])
     watch = Watch()
     try:
@@ -251,13 +261,85 @@ def test_a_node_without_a_registered_key_is_refused_with_one_line(place, nodes, 
     assert lines.count("does not know this node") == 1
 
 
-def test_an_expired_certificate_is_refused_with_one_line(place, nodes):
+def test_a_node_that_dies_in_the_warm_up_is_absent_in_every_phase(place, nodes):
+    watch = Watch(lambda event: event["event"] == "sent" and "round 0" in event["detail"], lambda: end(nodes, 1))
+    try:
+        run = served(place, "dead", watch, patience=5.0)
+    finally:
+        nodes[1] = local.start_node(place, 1)
+    assert "did not come back within 5 s" in watch.of("absent")[0]["detail"]
+    with (run / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [bool(row["accuracy"]) for row in rows] == [True, False, True, True]
+    assert [row["absent"] for row in rows] == ["0", rows[1]["asked"], "0", "0"]
+
+
+def test_a_run_without_a_quorum_stops_and_goes_on_with_the_same_bits_when_nodes_are_back(place, nodes, simulated):
+    watch = Watch(lambda event: event["event"] == "epoch", lambda: [end(nodes, k) for k in (0, 2)])
+    with pytest.raises(RuntimeError, match=r"2 of 4 nodes are there and the quorum is 3 .*--resume"):
+        served(place, "quorum", watch, patience=5.0, quorum=0.75)
+    assert not (place / "quorum" / "report.html").exists()
+    for k in (0, 2):
+        nodes[k] = local.start_node(place, k)
+    assert same(final(served(place, "quorum", resume=True), "perm"), simulated.state)
+
+
+def test_a_node_that_comes_late_is_taken_in(place, nodes):
+    def come():
+        nodes[3] = local.start_node(place, 3)
+
+    end(nodes, 3)
+    watch = Watch(lambda event: event["event"] == "epoch", come)
+    changes = {"epochs": 12, "steps": 400, "alpha_every": 1}
+    run = served(place, "late", watch, wait=60.0, changes=changes)
+    assert watch.of("back")[0] | {"time": 0} == {"event": "back", "host": 3, "detail": "it came late", "time": 0}
+    table = json.loads((run / "federation.json").read_text())["nodes"][3]
+    assert table["n_train"] == 30 and table["events"]["done"] > 0 and not table["absent_now"]
+
+
+def test_a_body_that_is_too_large_is_refused_with_one_line_before_it_is_read(place):
+    server = server_place(place)
+    begin = (server.folder / LOG).stat().st_size
+    context = ssl.create_default_context(cafile=str(place / "ca.crt"))
+    head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: {server.address}\r\ncontent-length: {2**40}\r\n\r\n"
+    with (
+        superlink(server),
+        socket.create_connection(("127.0.0.1", PORT)) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as wire,
+    ):
+        wire.sendall(head.encode())
+        assert wire.recv(4096).startswith(b"HTTP/1.1 413")
+    said = (server.folder / LOG).read_bytes()[begin:].decode()
+    assert said.count("refused /v1/fleet/push-object from 127.0.0.1: a body of 1,099,511,627,776 bytes") == 1
+
+
+def test_an_expired_certificate_is_refused_with_one_line_by_the_server_and_by_nodes(place, nodes):
     server = place / "server"
     kept = {name: (server / name).read_bytes() for name in ("server.pem", "server.key")}
     certificates.server_certificate(server, place, ["127.0.0.1"], days=-1)
+    begin = {k: (place / "nodes" / str(k) / "node.log").stat().st_size for k in nodes}
     try:
         with pytest.raises(RuntimeError, match="the certificate of the server has expired"):
             served(place, "expired")
+        listen_for(15, server)
     finally:
         for name, content in kept.items():
             (server / name).write_bytes(content)
+    for k in nodes:
+        said = (place / "nodes" / str(k) / "node.log").read_bytes()[begin[k] :].decode()
+        assert said.count("has expired; make a new one with `hetperm deploy --renew`") == 1
+
+
+def listen_for(seconds: float, folder: Path) -> None:
+    """Accept connections with the certificate in a folder, as somebody would who took the server's place."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    until = time.monotonic() + seconds
+    with socket.create_server(("127.0.0.1", PORT)) as listening:
+        listening.settimeout(1)
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):  # who refuses the certificate breaks off
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(5)
+                    context.wrap_socket(connection, server_side=True).close()

@@ -1,17 +1,20 @@
 """Nodes in this process, and a carrier of packets that can lose, delay and change them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from hetperm.config import Config
 from hetperm.device import packet
-from hetperm.engine.flower_mail import Lost, Rules
+from hetperm.engine.flower_post import Lost, Rules
+from hetperm.federated import shard
+from hetperm.federated.members import gather
 from hetperm.federated.node import Limits, Node
-from hetperm.federated.server import Record, gather, settle
+from hetperm.federated.record import Record
+from hetperm.federated.server import settle
 from hetperm.runs import training
-from hetperm.runs.setting import Setting, from_config, one_thread
+from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import Setting, from_config, problem_of
 from hetperm.state import State
 
 WIDTHS = "[tiers.a]\nshare = 1\nwidth = 1.0\n[tiers.b]\nshare = 1\nwidth = 0.5\n[tiers.c]\nshare = 2\nwidth = 0.25\n"
@@ -83,9 +86,11 @@ def small(folder, **settings) -> Config:
 
 def nodes_of(config: Config, out=None) -> list[Node]:
     """The nodes that hold what a simulation deals to its clients."""
-    clients = from_config(config).clients
-    place = (lambda key: None) if out is None else (lambda key: out / f"node-{key}")
-    return [Node(replace(one, group=None), 10, Limits(width=one.width), place(one.key)) for one in clients]
+    problem, clients = problem_of(config), from_config(config).clients
+    return [
+        Node(shard.of_problem(problem, i, i), Limits(width=one.width), out and out / f"node-{i}")
+        for i, one in enumerate(clients)
+    ]
 
 
 def settled(config: Config, post, rules: Rules | None = None, record: Record | None = None) -> Setting:

@@ -78,9 +78,13 @@ def test_addresses_are_read_and_only_this_machine_may_be_without_tls():
     check_insecure("127.0.0.1:8000")
     with pytest.raises(ValueError, match=r"--insecure is for this machine only, and 0\.0\.0\.0:8000 is another"):
         check_insecure("0.0.0.0:8000")
-    for wrong in ("8000", "host:", "host:99999", ":80"):
+    for wrong in ("8000", "host:", "host:99999", ":80", "host:²"):
         with pytest.raises(ValueError, match="is not host:port"):
             split_address(wrong)
+    assert split_address("learn.example-1.org:8000")[0] == "learn.example-1.org"
+    for wrong in ("1.2.3.4:80", "a b", "*", "\x1b", "x" * 300, "999.1.1.1", "/dev/null", "-x"):
+        with pytest.raises(ValueError, match="is no IP address or name of a machine"):
+            split_address(f"{wrong}:8000")
 
 
 def test_folders_that_are_none_are_refused(tmp_path):

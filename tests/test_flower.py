@@ -1,29 +1,44 @@
 """The flower engine: the numbers of the sequential one, whoever is slow, gone or lying."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from flower_loopback import FIRST, Loopback, changed, nodes_of, same_models, settled, small, tasks_in, trained
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import Dataset
 
 from hetperm.device import packet
-from hetperm.engine import flower_mail
-from hetperm.engine.flower_mail import Job, Lost, Mail, Rules, Step
+from hetperm.engine import flower_roster
+from hetperm.engine.flower_jobs import Job, Step
+from hetperm.engine.flower_mail import Mail
+from hetperm.engine.flower_post import Lost, Rules
+from hetperm.federated import kept, shard
+from hetperm.federated.members import gather
 from hetperm.federated.node import Limits, Node
-from hetperm.federated.server import Record, gather, settle
-from hetperm.runs import training
+from hetperm.federated.record import Record
+from hetperm.federated.server import settle
+from hetperm.runs import client_models, training
+from hetperm.runs.export.export import export_folder
+from hetperm.runs.export.options import Options
+from hetperm.runs.placement import one_thread
 from hetperm.runs.scores import load_for_evaluation
-from hetperm.runs.setting import from_config, one_thread
+from hetperm.runs.setting import from_config, problem_of
 from submodels import zoo
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(flower_mail, "LOOK", 0.0)
-    monkeypatch.setattr(flower_mail, "PING", 0.05)
+    monkeypatch.setattr(flower_roster, "LOOK", 0.0)
+    monkeypatch.setattr(flower_roster, "PING", 0.05)
 
 
-@pytest.mark.parametrize("name", ["perm", "perm-two-stage", "heterofl-ft", "fjord-ft", "apfl"])
+METHODS = ("perm", "perm-two-stage", "heterofl-ft", "fjord-ft")
+
+
+@pytest.mark.parametrize("name", [*METHODS, "apfl"])
 def test_nodes_end_with_the_bits_of_a_simulation(tmp_path, name):
     config = small(tmp_path, algorithm=name)
     setting = settled(config, Loopback(nodes_of(config)))
@@ -36,18 +51,84 @@ def normed(in_channels: int, num_classes: int, image_size: int) -> nn.Module:
     return nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
 
 
-def test_so_they_do_with_batch_norms_whose_statistics_stay_at_the_node(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", METHODS)
+def test_so_they_do_with_batch_norms_whose_statistics_stay_at_the_node(tmp_path, monkeypatch, name):
     monkeypatch.setitem(zoo.MODELS, "normed", normed)
-    config = small(tmp_path, model="normed", steps=20, epochs=1)
+    config = small(tmp_path, algorithm=name, model="normed", steps=20, epochs=1, warmup_rounds=1)
     real, setting = from_config(config), settled(config, Loopback(nodes_of(config, tmp_path)))
     state = trained(setting)
     assert same_models(state, trained(real))
-    setting.nodes.hand_over(setting, state.deployed, [client.width for client in setting.clients], "perm")
+    setting.nodes.hand_over(setting, state.deployed, [client.width for client in setting.clients], name)
     for i, client in enumerate(real.clients):
         bench = real.shop.at(client.width)
         load_for_evaluation(bench, state.deployed[i], client)
         kept = load_file(tmp_path / f"node-{i}" / "models" / f"client_00{i}.safetensors")
         assert all([torch.equal(kept[name], x) for name, x in bench.module.state_dict().items()])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw", "lr_schedule": "cosine", "lr_warmup": 0.2, "weight_decay": 0.01},
+        {"optimizer": "momentum", "augment": "flip-crop", "accumulate": 2},
+        {"participation": 0.5},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_so_they_do_with_every_recipe_and_with_rounds_of_some_nodes(tmp_path, settings):
+    config = small(tmp_path, steps=40, epochs=2, warmup_rounds=1, **settings)
+    assert same_models(trained(settled(config, Loopback(nodes_of(config)))), trained(from_config(config)))
+
+
+class Slides(Dataset):
+    """Samples that are read one by one."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return len(self.pair[1])
+
+    def __getitem__(self, k):
+        return self.pair[0][k], int(self.pair[1][k])
+
+
+def test_a_node_may_hold_a_dataset_and_be_scored_by_another_metric(tmp_path):
+    config = small(tmp_path, steps=20, epochs=1, metric="perplexity")
+    nodes = nodes_of(config, tmp_path)
+    for node in nodes:
+        stored = replace(node.shard.client, train=Slides(node.shard.client.train))
+        node.shard = replace(shard.of_client(stored, 10), metric="perplexity")
+    setting = settled(config, Loopback(nodes))
+    assert setting.metric.name == "perplexity"
+    state, real = trained(setting), from_config(config)
+    assert same_models(state, trained(real))
+    setting.nodes.hand_over(setting, state.deployed, [client.width for client in setting.clients], "perm")
+    manifest = client_models.read_manifest(tmp_path / "node-1", 1)
+    assert (
+        manifest["data"] is None
+        and manifest["input"] == [1, 8, 8]
+        and manifest["perplexity"] > 1
+        and manifest["n_train"] == 24
+    )
+
+
+def test_a_node_exports_its_model_with_its_own_data(tmp_path):
+    config, folder = small(tmp_path, steps=4, epochs=1), tmp_path / "node-2"
+    setting = settled(config, Loopback(nodes_of(config, tmp_path)))
+    folder.mkdir()
+    (folder / "node.toml").write_text('server = "127.0.0.1:8000"\nclient = 2\n')
+    (folder / "run.toml").write_text(config.to_toml())
+    with pytest.raises(FileNotFoundError, match="this node gets one when its federation ends"):
+        export_folder(folder, Options(), data=kept.data_of(folder))
+    models = [setting.slicer.cut(setting.start, setting.slicer.index(one.width)) for one in setting.clients]
+    setting.nodes.hand_over(setting, models, [client.width for client in setting.clients], "perm")
+    data = kept.data_of(folder)
+    assert kept.is_node(folder) and list(data.clients) == [2] and data.preparation is not None
+    assert torch.equal(data.clients[2].val[0], problem_of(config).clients[2].val[0])
+    (folder / "run.toml").write_text(config.override(samples_per_client=12).to_toml())
+    with pytest.raises(ValueError, match="was trained on 24 samples, and the data here have 12"):
+        kept.data_of(folder)
 
 
 def test_the_server_has_nothing_of_the_data(tmp_path):
@@ -129,6 +210,22 @@ def test_a_run_without_a_quorum_stops_with_the_reasons(tmp_path):
         trained(setting)
 
 
+def test_a_node_that_is_lost_has_as_long_as_the_rules_say_to_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower_roster, "LOOK", 0.05)
+    config, record = small(tmp_path, steps=20, epochs=1), Record(None)
+
+    def change(node, answer):
+        if node == FIRST and tasks_in(answer):
+            post.away.add(node)  # whoever asks a moment later is told so
+            return Lost("gone")
+        return answer
+
+    post = Loopback(nodes_of(config), change)
+    trained(settled(config, post, Rules(deadline=5, tries=2, patience=0.2), record))
+    assert record.reasons[0][-1] == "it was lost and did not come back within 0.2 s"
+    assert record.counts[0]["failed"] == 1
+
+
 def test_a_node_that_was_restarted_is_told_everything_again(tmp_path):
     config = small(tmp_path, steps=20, epochs=2)
     post, fresh, done = None, nodes_of(config), []
@@ -197,7 +294,7 @@ def test_a_model_moves_on_while_another_host_is_still_busy_and_hosts_keep_their_
 
 def node(tmp_path, width=0.5, **limits) -> Node:
     config = small(tmp_path)
-    return Node(from_config(config).clients[0], 10, Limits(width=width, **limits))
+    return Node(shard.of_problem(problem_of(config), 0, 0), Limits(width=width, **limits))
 
 
 def asked(one: Node, table, tensors=None):
@@ -214,6 +311,9 @@ def test_a_node_refuses_what_is_wider_than_itself(tmp_path):
     assert "a model of width 1 is wider than this device's 0.25" in str(outcome)
 
 
+PLUGIN = {"kind": "tasks", "server": "s", "number": 1, "setup": {"id": "x", "config": "plugins = ['os']"}}
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -221,6 +321,7 @@ def test_a_node_refuses_what_is_wider_than_itself(tmp_path):
         (b"\xff" * 64, "header claims"),
         (b"\x02" + b"\0" * 7 + b"{}", "without a table"),
         (packet.write({"kind": "dance"}), "of kind 'dance'"),
+        (packet.write(PLUGIN), "runs only those of its own run.toml"),
         (
             packet.write({"kind": "ping", "protocol": 0}).replace(b'\\"protocol\\": 1', b'\\"protocol\\": 7'),
             "version 7",
@@ -233,12 +334,13 @@ def test_a_node_answers_nonsense_with_the_reason(tmp_path, content, reason):
     assert table["kind"] == "refused" and reason in table["reason"]
 
 
-def test_a_node_refuses_a_packet_that_is_too_large_and_one_that_came_before(tmp_path):
+def test_a_node_refuses_a_packet_that_is_too_large_and_one_that_came_before_with_a_line_each(tmp_path, caplog):
     table = {"kind": "tasks", "server": "s", "number": 1, "setup_id": "x", "tasks": []}
     one = node(tmp_path, largest=2000)
     assert asked(one, table)["kind"] == "need"
     assert "replayed" in asked(one, table)["reason"]
     assert "larger than the 2,000" in asked(one, table | {"number": 2, "more": "x" * 3000})["reason"]
+    assert [record.message.startswith("refused: BadPacket: ") for record in caplog.records] == [True, True]
 
 
 def test_the_message_of_an_error_does_not_leave_the_device(tmp_path, caplog):
@@ -271,10 +373,9 @@ def test_nodes_that_cannot_be_one_federation_are_refused(tmp_path):
 
 def test_a_memory_limit_decides_the_width(tmp_path):
     config = small(tmp_path)
-    clients = from_config(config).clients
-    widths = []
+    problem, widths = problem_of(config), []
     for mb in (100.0, 0.1):
-        nodes = [Node(client, 10, Limits(device_mb=mb)) for client in clients]
+        nodes = [Node(shard.of_problem(problem, i, i), Limits(device_mb=mb)) for i in range(4)]
         widths.append({client.width for client in settled(config, Loopback(nodes)).clients})
     assert widths[0] == {1.0}
     assert len(widths[1]) == 1 and max(widths[1]) < 1
@@ -293,7 +394,9 @@ def test_a_node_that_comes_late_gets_its_row_at_the_next_estimate(tmp_path):
         for saved in training.epochs(setting, "perm", steps=config.steps):
             states.append(saved.state)
             post.nodes[FIRST + 3] = late  # it comes after the first estimate
-    assert setting.clients[3].n_train == late.client.n_train
+    record.write(tmp_path, setting.clients, setting.nodes.mail)
+    told = json.loads((tmp_path / "federation.json").read_text())["nodes"][3]
+    assert (told["n_train"], told["absent_now"]) == (late.shard.client.n_train, "") and told["events"]["done"] > 0
     assert record.counts[3]["back"] == 1
     assert float(states[0].alpha.to_dense()[0, 3]) == 0.0
     assert float(states[-1].alpha.to_dense()[:3, 3].sum()) > 0

@@ -2,6 +2,7 @@
 
 import re
 import ssl
+import subprocess
 from collections.abc import Iterable
 
 import pytest
@@ -14,8 +15,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from hetperm.engine.flower_grid import SMALL, GridPost, content_of, packet_of
-from hetperm.engine.flower_mail import Lost
-from hetperm.federated import apps, certificates
+from hetperm.engine.flower_post import Lost
+from hetperm.federated import apps, certificates, flower_private, serve
 from hetperm.federated.deploy import deploy
 from hetperm.federated.options import DeployOptions
 from hetperm.federated.places import node_place, server_place
@@ -107,7 +108,8 @@ def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):
     assert (tmp_path / "node-0" / "models" / "client_000.safetensors").exists()
     assert not (tmp_path / "run" / "models").exists()
     assert files.is_whole(tmp_path / "run")
-    assert "<h2>Nodes</h2>" in (tmp_path / "run" / "report.html").read_text()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "<h2>Nodes</h2>" in report and "Personal models are on the nodes, not here" in report
     apps.run_job(GridPost(grid), config, {**job, "resume": True}, events)
     assert files.is_whole(tmp_path / "run")
     assert events.read_text().count('"event": "finished"') == 2
@@ -123,6 +125,8 @@ def test_a_deployment_has_what_every_machine_needs_and_no_more(tmp_path):
     assert not list((folder / "nodes").rglob("ca.key")) and not list((folder / "server").rglob("node.key"))
     text = (folder / "README").read_text()
     assert re.search(r"server at 192\.0\.2\.7:9000", text) and "nodes/K/start.sh" in text
+    start = subprocess.run(["/bin/sh", folder / "nodes" / "1" / "start.sh"], env={"PATH": "/bin"}, capture_output=True)
+    assert start.returncode == 2 and start.stderr.startswith(b"error: no hetperm on the path")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server" / "server.pem", folder / "server" / "server.key")
     before = (folder / "server" / "server.pem").read_bytes()
@@ -130,6 +134,19 @@ def test_a_deployment_has_what_every_machine_needs_and_no_more(tmp_path):
     assert (folder / "server" / "server.pem").read_bytes() != before
     with pytest.raises(ValueError, match="exists; name another folder"):
         deploy(DeployOptions(folder=folder))
+
+
+@pytest.mark.parametrize("name", flower_private.USED)
+def test_what_is_private_of_flower_is_there(name):
+    assert getattr(flower_private, name) is not None
+
+
+def test_another_version_of_flower_is_refused_with_one_sentence(monkeypatch):
+    monkeypatch.setattr(flower_private.metadata, "version", lambda name: "1.43.0")
+    assert serve.missing_flower().startswith("federations need Flower 1.41.x and 1.43.0 is installed here; install")
+    monkeypatch.delitem(vars(flower_private), "Fab", raising=False)
+    with pytest.raises(ImportError, match=r"1\.43\.0 is installed here"):
+        _ = flower_private.Fab
 
 
 def test_keys_of_nodes_differ(tmp_path):

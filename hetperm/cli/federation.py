@@ -37,8 +37,8 @@ class Lines:
             case {"event": "settled", "about": about, "keys": list(keys)}:
                 self.keys = keys
                 return str(about)
-            case {"event": "epoch", "method": method, "epoch": epoch, "accuracy": accuracy}:
-                return f"{method}: epoch {epoch}" + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
+            case {"event": "epoch", "method": method, "epoch": epoch, "metric": metric, "score": score}:
+                return f"{method}: epoch {epoch}" + ("" if score is None else f", {metric} {score:.3f}")
             case {"event": what, "host": int(host), "detail": detail} if what in LOUD:
                 return f"client {self.name(host)} {what}" + (f": {detail}" if detail else "")
         return ""
@@ -55,7 +55,9 @@ class Screen(Lines):
         super().__init__()
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self.joined: list[str] = []
         self.widths: list[float] = []
+        self.so_far = ""
         self.doing: dict[int, str] = {}
         self.done: dict[int, int] = {}
         self.failed: dict[int, int] = {}
@@ -73,8 +75,12 @@ class Screen(Lines):
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
         match event:
+            case {"event": "joined", "detail": detail}:
+                self.joined.append(detail)
             case {"event": "settled", "widths": list(widths)}:
                 self.widths = widths
+            case {"event": "epoch"}:
+                self.so_far = self.line(event)
             case {"event": "sent", "host": int(host), "detail": label}:
                 self.doing[host] = label
             case {"event": "done", "host": int(host)}:
@@ -82,6 +88,8 @@ class Screen(Lines):
                 self.done[host] = self.done.get(host, 0) + 1
             case {"event": "absent", "host": int(host), "detail": detail}:
                 self.doing[host] = f"absent: {detail}"
+            case {"event": "back", "host": int(host)}:
+                self.doing[host] = "is back"
             case {"event": "failed", "host": int(host)}:
                 self.failed[host] = self.failed.get(host, 0) + 1
         if self.live is None:
@@ -90,8 +98,12 @@ class Screen(Lines):
         self.live.update(self.table())
 
     def table(self) -> Table:
-        """The nodes, one row each."""
-        table = Table("client", "width", "tasks done", "failed", "now", title=printable(self.title))
+        """The nodes, one row each, with what was said last and the score so far."""
+        caption = printable(self.so_far) or None
+        table = Table("client", "width", "tasks done", "failed", "now", title=printable(self.title), caption=caption)
+        if not self.widths:
+            for detail in self.joined:
+                table.add_row(printable(detail), "", "", "", "is connected")
         for host, width in enumerate(self.widths):
             counts = self.done.get(host, 0), self.failed.get(host, 0)
             row = [self.name(host), f"{width:g}", *counts, printable(self.doing.get(host) or "waits")]

@@ -34,8 +34,8 @@ def main(args: Sequence[str]) -> None:
     torch.set_num_threads(options.threads)
     found = shard.load(place.data, place.config, place.client)
     limits = Limits(place.width, place.device_mb, options.largest_mb * 2**20)
-    node = Node(found.client, found.num_classes, limits, options.out or options.folder)
-    print(f"client {node.client.key}: {node.client.n_train} training samples, which stay here", file=sys.stderr)
+    node = Node(found, limits, options.out or options.folder)
+    print(f"client {found.client.key}: {found.client.n_train} training samples, which stay here", file=sys.stderr)
     secured = not options.insecure
     address = Address(place.server, place.certificate if secured else None, place.key if secured else None)
     try:

@@ -13,7 +13,8 @@ from hetperm.client import Client
 from hetperm.device import wire
 from hetperm.device.bench import Workshop
 from hetperm.engine.flower_checks import fault
-from hetperm.engine.flower_mail import Job, Mail, Step
+from hetperm.engine.flower_jobs import Job, Step
+from hetperm.engine.flower_mail import Mail
 from hetperm.engine.task import Absent, Failure, Task
 from hetperm.params import Params
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from hetperm.engine.flower_mail import Lost
+from hetperm.engine.flower_post import Lost
 
 TYPE = "query.hetperm"  # of all messages: the packet says what it is
 PACKET = "packet"  # the key of the record, and of the packet in it

@@ -13,10 +13,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from hetperm.config import Config, from_text
 from hetperm.engine.flower_grid import GridPost, content_of, packet_of
-from hetperm.engine.flower_mail import Post, Rules
-from hetperm.federated import server
+from hetperm.engine.flower_post import Post, Rules
+from hetperm.federated import flower_private, server
+from hetperm.federated.members import gather
 from hetperm.federated.options import ServeOptions
 from hetperm.federated.places import node_from_folder
+from hetperm.federated.record import Record
 from hetperm.runs import experiment
 from hetperm.runs.setting import Setting
 from hetperm.texts import one_line
@@ -32,6 +34,7 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        flower_private.hasten()
         job = Path(str(context.run_config["job"]))
         table = json.loads(job.read_text())
         run_job(GridPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
@@ -41,7 +44,7 @@ def server_app() -> ServerApp:
 
 def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> None:
     """Run a federation from beginning to end; what happens is written to ``events``, line by line."""
-    record = server.Record(events)
+    record = Record(events)
     record.tell({"event": "started", "pid": os.getpid()})
     try:
         _run(post, config.override(out=Path(job["out"]), resume=job["resume"]), job, record)
@@ -52,33 +55,35 @@ def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> No
         raise
 
 
-def _run(post: Post, config: Config, job: dict[str, Any], record: server.Record) -> None:
+def _run(post: Post, config: Config, job: dict[str, Any], record: Record) -> None:
     options = ServeOptions(**job["options"])
     rules = Rules(options.deadline, options.patience, options.tries, max(1, round(options.quorum * job["nodes"])))
-    machines: list[server.Machines] = []
+    settled: list[Setting] = []
 
     def settle(config: Config) -> Setting:
         # Who is missing after the wait comes late; without a quorum, or without widths, that is an error.
         least = rules.quorum if job["widths"] else None
-        members = server.gather(post, job["nodes"], wait=options.wait, on_event=record, least=least)
+        members = gather(post, job["nodes"], wait=options.wait, on_event=record, least=least)
         setting = server.settle(config, members, post, rules, record, job["widths"])
-        machines.append(setting.nodes)
+        settled.append(setting)
         # Before the report, which shows it, and the checksums, which hold it.
-        setting.nodes.at_end = lambda: record.write(Path(job["out"]), setting.nodes)
+        setting.nodes.at_end = lambda: record.write(Path(job["out"]), setting.clients, setting.nodes.mail)
         record.tell({"event": "settled", "widths": [client.width for client in setting.clients],
                      "keys": [client.key for client in setting.clients], "about": setting.description})  # fmt: skip
         return setting
 
     def on_epoch(method: str, row: Any) -> None:
-        record.tell({"event": "epoch", "method": method, "epoch": row["epoch"], "accuracy": row.get("accuracy_mean")})
+        metric = settled[0].metric.name
+        score = row.get(f"{metric}_mean")
+        record.tell({"event": "epoch", "method": method, "epoch": row["epoch"], "metric": metric, "score": score})
 
     try:
         result = experiment.run(config, on_epoch=on_epoch, settle=settle)
     except RuntimeError:
-        if machines and config.out.is_dir():
-            record.write(config.out, machines[0])  # who was missing
+        if settled and config.out.is_dir():
+            record.write(config.out, settled[0].clients, settled[0].nodes.mail)  # who was missing
         raise
-    record.tell({"event": "finished", "accuracy": result.accuracy, "folder": str(result.folder)})
+    record.tell({"event": "finished", "score": result.score, "folder": str(result.folder)})
 
 
 def client_app() -> ClientApp:

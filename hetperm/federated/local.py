@@ -15,9 +15,8 @@ from hetperm.config import Config
 from hetperm.federated import deploy
 from hetperm.federated.options import DeployOptions, FederateOptions, ServeOptions
 from hetperm.federated.places import RUN
+from hetperm.federated.record import COSTS
 from hetperm.federated.serve import QUIET, OnTold, serve
-from hetperm.federated.server import COSTS
-from hetperm.runs.setting import from_config
 
 ENDING = 10.0  # seconds that a node has to end
 
@@ -33,15 +32,17 @@ def federate(options: FederateOptions, on_event: OnTold) -> tuple[Path, list[str
         epochs=options.epochs,
         engine="sequential",
     )
-    folder = place_for(config, options.out, f"127.0.0.1:{options.port}")
+    if not options.widths:
+        raise ValueError("--widths is empty; give one for each node, such as 1 0.5 0.25")
+    widths = tuple(options.widths[k % len(options.widths)] for k in range(options.nodes))
+    folder = place_for(config, options.out, f"127.0.0.1:{options.port}", widths)
     with nodes(folder, range(options.nodes)):
         run = serve(ServeOptions(folder=folder, wait=180.0), on_event)
     return run, [*costs(run), f"{time.monotonic() - began:.0f} s in all, starting and ending of processes included"]
 
 
-def place_for(config: Config, folder: Path, address: str) -> Path:
-    """Deploy a federation whose nodes have the widths that clients of a simulation have."""
-    widths = tuple(client.width for client in from_config(config).clients)
+def place_for(config: Config, folder: Path, address: str, widths: tuple[float, ...]) -> Path:
+    """Deploy a federation whose nodes have these widths, with a configuration as it is."""
     options = DeployOptions(folder=folder, nodes=len(widths), address=address, widths=widths)
     deploy.deploy(options)
     for path in (folder / RUN, *(folder / "nodes").glob(f"*/{RUN}")):

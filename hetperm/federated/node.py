@@ -7,13 +7,13 @@ refuses whatever is wider.
 import logging
 import secrets
 import time
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 import hetperm
 from hetperm.client import Client
@@ -23,12 +23,17 @@ from hetperm.device.bench import Workshop
 from hetperm.device.packet import BadPacket, Missing, Shelf, digests_of
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
-from hetperm.metrics import ACCURACY, metric_of
+from hetperm.federated.shard import Shard
+from hetperm.metrics import metric_of
 from hetperm.params import Params
+from hetperm.plugins import load_installed
 from hetperm.runs import client_models
+from hetperm.runs.building import build, example_of
+from hetperm.runs.local_steps import step_of
+from hetperm.runs.placement import moved, placed
 from hetperm.runs.scores import load_for_evaluation, score_one
-from hetperm.runs.setting import build, example_of, moved, placed
 from hetperm.server.slicer import Slicer
+from hetperm.shards import first, labels_of, read, size_of
 from hetperm.texts import one_line
 from submodels import WHOLE, Budget, ScalableModel
 
@@ -72,22 +77,20 @@ class Node:
     """A client on its own machine.
 
     Args:
-        client: its data; the key tells it from other clients.
-        num_classes: that its labels may have.
+        shard: its data; the client's key tells it from other clients.
         out: folder in which it keeps its personal model; None keeps none.
         stateless: it is made anew for every packet, so that the server must send everything every time.
     """
 
     def __init__(
         self,
-        client: Client,
-        num_classes: int,
+        shard: Shard,
         limits: Limits | None = None,
         out: Path | None = None,
         *,
         stateless: bool = False,
     ):
-        self.client, self.num_classes, self.limits, self.out = client, num_classes, limits or Limits(), out
+        self.shard, self.limits, self.out = shard, limits or Limits(), out
         self.session, self.stateless = secrets.token_hex(8), stateless
         self.shelf = Shelf()
         self.model: Model | None = None
@@ -114,15 +117,19 @@ class Node:
 
     def introduction(self) -> dict[str, Any]:
         """What the server is told of this client: counts and shapes, nothing of the data."""
-        x, _ = self.client.train
+        shard, client = self.shard, self.shard.client
+        x, _ = read(first(client.train, 1))
         return {
-            "key": self.client.key,
-            "n_train": self.client.n_train,
-            "n_val": self.client.n_val,
-            "n_test": 0 if self.client.test is None else len(self.client.test[1]),
+            "key": client.key,
+            "n_train": client.n_train,
+            "n_val": client.n_val,
+            "n_test": 0 if client.test is None else size_of(client.test),
             "input": list(x.shape[1:]),
             "input_dtype": str(x.dtype).removeprefix("torch."),
-            "num_classes": self.num_classes,
+            "in_channels": shard.in_channels,
+            "image_size": shard.image_size,
+            "num_classes": shard.num_classes,
+            "metric": shard.metric,
             "hetperm": hetperm.__version__,
         }
 
@@ -170,7 +177,8 @@ class Node:
                 classes = model.client.classes
                 return model.width, None if classes is None else ",".join(map(str, classes.nonzero()[:, 0].tolist()))
             case {"score": "val" | "test" as part}:
-                return tuple(map(float, score_one(model.shop, metric_of(ACCURACY), client, params, width, part)))
+                metric = metric_of(model.config.metric or self.shard.metric)
+                return tuple(map(float, score_one(model.shop, metric, client, params, width, part)))
             case {"keep": dict(facts)}:
                 return self._keep(params, width, client, facts)
             case {"update": dict(update), "seed": int(seed), "part": "train" | "val" as part}:
@@ -184,12 +192,13 @@ class Node:
 
     def _build(self, setup: Mapping[str, Any]) -> Model:
         """The model of a run, from its configuration."""
-        config = from_text(setup["config"], "the run's configuration")
+        config = from_text(without_plugins(setup["config"]), "the run's configuration")
+        load_installed()
         sizes = {name: setup["sizes"][name] for name in ("in_channels", "num_classes", "image_size")}
         if isinstance(sizes["image_size"], list):
             sizes["image_size"] = tuple(sizes["image_size"])
         module = placed(build(config, sizes), config)
-        client = moved(self.client, config)
+        client = moved(self.shard.client, config)
         limits = self.limits
         try:
             scalable = ScalableModel(module, example_of(module, client))
@@ -200,13 +209,14 @@ class Node:
         width = limits.width or 1.0
         if limits.device_mb is not None:
             size = min(config.batch_size, client.n_train)
-            fits = scalable.fit(Budget(train_mb=limits.device_mb), batch_size=size, widths=WIDTHS)
+            step = step_of(config) | {"batch_size": size, "accumulate": min(config.accumulate, size)}
+            fits = scalable.fit(Budget(train_mb=limits.device_mb), widths=WIDTHS, **step)
             width = fits if limits.width is None else min(limits.width, fits)
         if config.label_mask:
             classes = torch.zeros(sizes["num_classes"], dtype=torch.bool)
-            classes[client.train[1].unique()] = True
+            classes[labels_of(client.train).unique()] = True
             client = replace(client, classes=classes)
-        shop = Workshop(module, F.cross_entropy, scalable)
+        shop = Workshop(module, self.shard.loss, scalable)
         log.info("built %s at width %g for run %s", config.model, width, setup["id"][:8])
         return Model(setup["id"], config, shop, replace(client, width=width), width, setup["architecture"])
 
@@ -214,20 +224,28 @@ class Node:
         """Keep the personal model: with the statistics of norms on this device's data, as a file of its own."""
         if self.out is None:
             return
-        bench, x = self.model.shop.at(width), client.train[0]
+        bench = self.model.shop.at(width)
         load_for_evaluation(bench, params, client)
         index = Slicer(self.model.shop.scalable).index(width)
-        manifest = {"architecture": self.model.architecture, "width": width, "input": list(x.shape[1:])}
+        manifest = {"architecture": self.model.architecture, "width": width}
         if index is not WHOLE:
             manifest |= client_models.channels(index)
-        if not x.is_floating_point():
-            manifest["input_dtype"] = str(x.dtype).removeprefix("torch.")
+        manifest |= client_models.input_of(read(first(client.train, 1))[0])
         if client.classes is not None:
             manifest["classes"] = client.classes.nonzero().flatten().tolist()
         self.out.mkdir(parents=True, exist_ok=True)
-        facts = {key: facts.get(key) for key in ("algorithm", "dataset", "seed", "tier", "accuracy")}
-        client_models.save_client(self.out, client.key, bench.module, {**manifest, **facts})
+        manifest |= {key: facts.get(key) for key in ("algorithm", "dataset", "seed", "tier", "score")}
+        manifest[self.model.config.metric or self.shard.metric] = manifest.pop("score")
+        manifest |= {"n_train": client.n_train, "data": self.shard.source}
+        client_models.save_client(self.out, client.key, bench.module, manifest)
         log.info("kept the personal model of width %g in %s", width, self.out / "models")
+
+
+def without_plugins(config: str) -> str:
+    """The configuration that a server sent, unless it names code to run: that is for the owner of a device to say."""
+    if tomllib.loads(config).get("plugins"):
+        raise BadPacket("a configuration that names plugins; a node runs only those of its own run.toml")
+    return config
 
 
 def _in_order(plain: Any) -> list[str]:

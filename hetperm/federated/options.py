@@ -116,6 +116,8 @@ class FederateOptions:
     """Folder to write, which must not exist."""
     algorithm: str = "perm"
     """Method; any of `hetperm train`."""
+    widths: Annotated[tuple[float, ...], each(WIDTH)] = (1.0, 0.5, 0.25, 0.25)
+    """Widths of the nodes; from the first again if there are more nodes."""
     steps: Annotated[int, whole(1)] = 120
     """Mini-batch gradients that each client computes."""
     epochs: Annotated[int, whole(1, 1000)] = 3

@@ -10,6 +10,7 @@
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from hetperm import config as configuration
 from hetperm.config import Config, read
 from hetperm.federated import shard
 from hetperm.federated.node import Limits, Node
+from hetperm.texts import shown
 
 NODE, SERVER = "node.toml", "server.toml"
 RUN = "run.toml"
+LONGEST_HOST = 253  # characters, as names on networks are
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def node_from_folder(folder: Path, *, stateless: bool = False) -> Node:
     """The node of a folder, with its data."""
     place = node_place(folder)
     found = shard.load(place.data, place.config, place.client)
-    return Node(found.client, found.num_classes, Limits(place.width, place.device_mb), folder, stateless=stateless)
+    return Node(found, Limits(place.width, place.device_mb), folder, stateless=stateless)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -108,9 +111,24 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"address {address!r} is not host:port, such as 127.0.0.1:8000")
-    return host, int(port)
+    if not (colon and host and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        raise ValueError(f"address {shown(address)} is not host:port, such as 127.0.0.1:8000")
+    return check_host(host), int(port)
+
+
+def check_host(host: str) -> str:
+    """The host, which must be an IP address or the name of a machine."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        # The last label of a name is never a number; four numbers that are no address are a mistyped one.
+        named = all([re.fullmatch(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", label) for label in labels])
+        if not named or labels[-1].isdigit() or len(host) > LONGEST_HOST:
+            raise ValueError(
+                f"{shown(host)} is no IP address or name of a machine; a name has letters, digits, hyphens and dots"
+            ) from None
+    return host
 
 
 def is_loopback(address: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 from hetperm import config as configuration
 from hetperm.config import Config
+from hetperm.federated.flower_private import REMEDY, unfit
 from hetperm.federated.options import ServeOptions
 from hetperm.federated.places import RUN, ServerPlace, check_insecure, is_loopback, server_place, split_address
 from hetperm.runs import files
@@ -152,36 +154,32 @@ def start_run(place: ServerPlace, job: Path, *, insecure: bool = False) -> int:
     """Register the nodes whose keys were deployed, and start the app; return the number of the run."""
     import httpx
     from cryptography.hazmat.primitives import serialization
-    from flwr.cli.build import build_fab_from_disk
-    from flwr.common.serde import fab_to_proto, user_config_to_proto
-    from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.error import FlowerError
-    from flwr.supercore.fab import Fab
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    client = ControlHttpClient.from_server_address(
+    from hetperm.federated import flower_private as flower
+
+    client = flower.ControlHttpClient.from_server_address(
         place.address,
         insecure,
         None if insecure else str(place.folder / "ca.crt"),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
     )
     try:
         for path in sorted((place.folder / "nodes").glob("*.pub")) if not insecure else ():
-            key = public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
+            key = flower.public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
             try:
-                client.RegisterNode(RegisterNodeRequest(public_key=key))
+                client.RegisterNode(flower.RegisterNodeRequest(public_key=key))
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != httpx.codes.CONFLICT and "already" not in error.response.text.lower():
                     raise
-        content = build_fab_from_disk(place.folder / "app")
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        content = flower.build_fab_from_disk(place.folder / "app")
+        fab = flower.Fab(hashlib.sha256(content).hexdigest(), content, {})
         started = client.StartRun(
-            StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"job": str(job)}))
+            flower.StartRunRequest(
+                fab=flower.fab_to_proto(fab), override_config=flower.user_config_to_proto({"job": str(job)})
+            )
         )
     except httpx.HTTPStatusError as error:
-        known = FlowerError.from_json(error.response.text)
+        known = flower.FlowerError.from_json(error.response.text)
         raise RuntimeError(f"the SuperLink refused: {known.message if known else error.response.text[:200]}") from None
     finally:
         client.close()
@@ -250,15 +248,10 @@ def _size(path: Path) -> int:
 
 
 def missing_flower() -> str | None:
-    """A sentence if Flower is not installed, else None."""
-    import importlib.util
-
-    if importlib.util.find_spec("flwr") is None or shutil.which("flower-superexec", path=_path()) is None:
-        return (
-            "Flower is not installed here; it wants older versions of some packages, so give it an environment of its "
-            "own and install 'hetperm[flower]' there"
-        )
-    return None
+    """A sentence if Flower is not installed, or another version than hetperm was made for; else None."""
+    if importlib.util.find_spec("flwr") is not None and shutil.which("flower-superexec", path=_path()) is None:
+        return f"Flower is installed without its programs (flower-superexec); {REMEDY}"
+    return unfit()
 
 
 def _path() -> str:

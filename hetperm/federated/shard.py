@@ -6,17 +6,42 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from hetperm import data
 from hetperm.client import Client
 from hetperm.config import Config
+from hetperm.data import Problem, image_size_of
+from hetperm.data.images import Preparation
+from hetperm.device.bench import Loss
+from hetperm.metrics import ACCURACY
+from hetperm.runs.setting import problem_of
+from hetperm.shards import first, labels_of, read
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A client with its data, and the number of classes that its labels may have."""
+    """A client with its data, and what a model for them must be like.
+
+    Attributes:
+        num_classes: that labels may have.
+        in_channels, image_size: as `hetperm.data.Problem` has them.
+        loss: (outputs, labels) -> mean loss of a batch.
+        metric: the name of what models are scored by, unless the run names another.
+        preparation, class_names: as `hetperm.data.Problem` has them, for exported files.
+        source: what it was loaded from (`load`).
+    """
 
     client: Client
     num_classes: int
+    in_channels: int
+    image_size: int | tuple[int, ...] | None
+    loss: Loss = F.cross_entropy
+    metric: str = ACCURACY
+    preparation: Preparation | None = None
+    class_names: tuple[str, ...] = ()
+    source: str | None = None
 
 
 def load(source: str | None, config: Config, key: int | None) -> Shard:
@@ -32,32 +57,48 @@ def load(source: str | None, config: Config, key: int | None) -> Shard:
     if source is None:
         if key is None:
             raise ValueError("which data are this node's? give --data, or --client: its share of the run's data set")
-        problem = _problem(config, config.dataset, config.num_clients, config.partition, config.samples_per_client)
+        problem = problem_of(config)
         if not 0 <= key < len(problem.clients):
             raise ValueError(f"client {key} is not one of the {len(problem.clients)} of this run; they count from 0")
-        # The group is for reports of simulations only.
-        return Shard(replace(problem.clients[key], group=None), problem.num_classes)
+        return of_problem(problem, key, key)
     head, _, tail = source.partition(":")
     if head in data.DATASETS:
-        problem = _problem(config, source, 1, "iid", samples=None)  # all of it
-        return Shard(replace(problem.clients[0], group=None, key=key), problem.num_classes)
+        alone = {"num_clients": 1, "partition": "iid", "samples_per_client": None}  # all of it
+        return replace(of_problem(problem_of(config.override(dataset=source, **alone)), 0, key), source=source)
     if not tail:
         raise ValueError(f"--data is {source!r}; give a data set ({', '.join(data.DATASETS)}) or module:function")
-    return _of_function(head, tail, key)
+    return replace(_of_function(head, tail, key), source=source)
 
 
-def _problem(config: Config, name: str, clients: int, partition: str, samples: int | None) -> data.Problem:
-    return data.load(
-        name,
-        num_clients=clients,
-        partition=partition,
-        samples_per_client=samples,
-        validation_share=config.validation_share,
-        seed=config.seed,
-        data_dir=config.data_dir,
-        download=config.download,
-        image_size=config.image_size,
+def of_problem(problem: Problem, i: int, key: int | None) -> Shard:
+    """The shard of a node that holds the data of client i."""
+    return Shard(
+        # The group is for reports of simulations only.
+        replace(problem.clients[i], group=None, key=key),
+        problem.num_classes,
+        problem.in_channels,
+        problem.image_size,
+        problem.loss or F.cross_entropy,
+        problem.metric,
+        problem.preparation,
+        problem.class_names,
     )
+
+
+def of_client(client: Client, num_classes: int | None = None) -> Shard:
+    """The shard of a user's own client, whose samples are pictures, windows or vectors with classes.
+
+    Args:
+        num_classes: the classes that labels may have; None: up to the largest that occurs.
+    """
+    x, y = read(first(client.train, 1))
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ValueError("a sample must be one tensor of measurements; models of several inputs have no name yet")
+    if y.is_floating_point() or y.dim() != 1:
+        raise ValueError(f"labels must be classes, whole numbers from 0; they are {y.dtype}")
+    if num_classes is None:
+        num_classes = int(labels_of(client.train).max()) + 1  # of a Dataset, all samples are read here
+    return Shard(client, int(num_classes), x.shape[1], image_size_of(x.shape))
 
 
 def _of_function(module: str, name: str, key: int | None) -> Shard:
@@ -72,9 +113,7 @@ def _of_function(module: str, name: str, key: int | None) -> Shard:
     client, count = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(client, Client):
         raise ValueError(f"{module}:{name} returned a {type(client).__name__}; it must return a hetperm.Client")
-    y = client.train[1]
-    if y.is_floating_point() or y.dim() != 1:
-        raise ValueError(f"{module}:{name}: labels must be classes, whole numbers from 0; they are {y.dtype}")
-    if count is None:
-        count = int(y.max()) + 1
-    return Shard(replace(client, key=client.key if key is None else key), int(count))
+    try:
+        return of_client(replace(client, key=client.key if key is None else key), count)
+    except ValueError as error:
+        raise ValueError(f"{module}:{name}: {error}") from error

@@ -69,7 +69,8 @@ class Gate:
 def main() -> None:
     """Run a SuperLink behind the gate, with the arguments of `flower-superlink`, until the parent ends."""
     import uvicorn
-    from flwr.superlink.cli import flower_superlink
+
+    from hetperm.federated.flower_private import flower_superlink
 
     if sys.platform == "linux":
         # If the server is killed, the SuperLink goes too; otherwise it would hold the port.
