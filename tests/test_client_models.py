@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -345,6 +346,13 @@ def test_an_entry_that_no_run_writes_is_refused(mlp, change):
     path = rewrite(mlp, **change)
     ((key, value),) = change.items()
     assert refusal(mlp, 7) == f"{path}: {key} is {value!r}, which no run writes; copy it again from the run"
+
+
+@pytest.mark.parametrize("options", [{"hidden": "x"}, {"nope": 1}])
+def test_options_that_the_model_does_not_take_are_refused(mlp, options):
+    architecture = json.loads((mlp / "models" / "client_007.json").read_text())["architecture"]
+    rewrite(mlp, architecture={**architecture, "options": options})
+    assert re.search(r"model '.*mlp' does not take these model_options \(.*\)$", refusal(mlp, 7))
 
 
 def test_options_that_are_no_table_are_refused(mlp):

@@ -20,9 +20,9 @@ from hetperm.cli.train import main as train_command
 from hetperm.device.bench import Workshop
 from hetperm.params import NotFinite
 from hetperm.report import pictures, tables
-from hetperm.report.contents import Summary
 from hetperm.report.grid import markdown
-from hetperm.runs import experiment, training
+from hetperm.report.summary import Summary
+from hetperm.runs import experiment, output, training
 from hetperm.runs.summary import aggregate
 
 TINY = {
@@ -326,4 +326,4 @@ def _tame(setting):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take most of the time of a tiny run."""
-    monkeypatch.setattr(experiment, "_draw", lambda result: None)
+    monkeypatch.setattr(output, "draw", lambda result: None)

@@ -13,7 +13,7 @@ import hetperm
 from hetperm import Client, Config, fit, run
 from hetperm.config import load
 from hetperm.methods import METHODS
-from hetperm.runs import experiment
+from hetperm.runs import experiment, output
 
 TINY = {
     "capacity_profile": "homogeneous",
@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take most of the time of a tiny run."""
-    monkeypatch.setattr(experiment, "_draw", lambda result: None)
+    monkeypatch.setattr(output, "draw", lambda result: None)
 
 
 def rows(path) -> list[dict]:
@@ -289,7 +289,7 @@ def test_fit_writes_a_folder_if_asked(tmp_path):
     assert (summary["metric"], summary["better"], "negative-error" in summary) == ("negative-error", "higher", True)
     # What was used, and not the defaults of a configuration that describes other data and another model.
     page, written = ((result.folder / name).read_text() for name in ("report.html", "config.toml"))
-    assert "data own (120 training samples), 4 clients, model torch.nn.modules.linear.Linear" in page
+    assert "your own data (120 training samples), 4 clients, model torch.nn.modules.linear.Linear" in page
     for unused in ("mlp", "label-shift", "mobile", "validation_share", "capacity_profile"):
         assert unused not in written and unused not in page
     assert result.score == result.accuracy == summary["negative-error"]["mean"]

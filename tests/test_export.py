@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hetperm.cli.export import main
 from hetperm.cli.main import guarded
 from hetperm.data import images
 from hetperm.device.bench import ABSENT
-from hetperm.runs import experiment
+from hetperm.runs import experiment, join
 from hetperm.runs.export import export, formats, verify
 from hetperm.runs.export.int8 import Int8Layer, quantized
 from hetperm.runs.export.options import Options
@@ -96,8 +97,7 @@ def test_a_command_writes_verified_files_that_open_without_hetperm(run_folder, t
 def test_the_runs_own_folder_stays_whole_and_holds_the_files(copied, monkeypatch, capsys):
     from hetperm.runs import files
 
-    monkeypatch.setattr(formats, "converted", lambda subject, options: b"a file")
-    monkeypatch.setattr(export, "check", lambda *_: verify.Check(0.0, 1.0, 0.5, 0.5, 0.1))
+    accepted(monkeypatch)
     assert command(copied) == 0
     assert len(list((copied / "exports").glob("*.pt2"))) == 6
     assert files.is_whole(copied)
@@ -106,8 +106,7 @@ def test_the_runs_own_folder_stays_whole_and_holds_the_files(copied, monkeypatch
 def test_a_tier_is_exported_alone(run_folder, tmp_path, monkeypatch, capsys):
     tiers = {i: json.loads((run_folder / "models" / f"client_{i:03d}.json").read_text())["tier"] for i in range(6)}
     tier = tiers[0]
-    monkeypatch.setattr(formats, "converted", lambda subject, options: b"a file")
-    monkeypatch.setattr(export, "check", lambda *_: verify.Check(0.0, 1.0, 0.5, 0.5, 0.1))
+    accepted(monkeypatch)
     assert command(run_folder, "--tier", tier, "--out", tmp_path / "tier") == 0
     written = sorted(path.name for path in (tmp_path / "tier").glob("*.pt2"))
     assert written == [f"client_{i:03d}.pt2" for i in range(6) if tiers[i] == tier]
@@ -134,6 +133,47 @@ def test_a_file_that_does_not_agree_is_not_written_and_the_others_are(run_folder
     assert "not written: client 3: its outputs differ by 0.01" in out
     assert sorted(path.name for path in (tmp_path / "some").glob("client_003*")) == []
     assert len(list((tmp_path / "some").iterdir())) == 10
+
+
+# Clients that joined later
+
+
+def accepted(monkeypatch) -> list:
+    """Let every file be good; return a list that will hold what was to be exported."""
+    subjects = []
+    monkeypatch.setattr(formats, "converted", lambda subject, options: subjects.append(subject) or b"a file")
+    monkeypatch.setattr(export, "check", lambda *_: verify.Check(0.0, 1.0, 0.5, 0.5, 0.1))
+    return subjects
+
+
+def test_a_client_that_joined_is_exported_with_the_others(copied, monkeypatch, capsys, caplog):
+    """Its data are in no file, so its model is run on those of the client that it learns most from."""
+    client = problem_of(tiny()).clients[5]
+    new = join.join(copied, Client(train=client.train, width=1.0))
+    nearest = int(new.alpha[:6].argmax())
+    subjects = accepted(monkeypatch)
+    assert command(copied, "--all") == 0
+    assert "7 of 7 verified" in capsys.readouterr().out
+    assert [subject.client for subject in subjects] == list(range(7))
+    assert [subject.source for subject in subjects] == [None] * 6 + [nearest]
+    assert torch.equal(subjects[6].x, subjects[nearest].x)
+    assert f"client 6 joined later; its file was run on data of client {nearest}" in caplog.text
+    manifest = json.loads((copied / "exports" / "client_006.pt2.json").read_text())
+    assert manifest["verified"]["of_client"] == nearest and manifest["width"] == 1.0
+    for name, x in new.model.state_dict().items():
+        assert torch.equal(subjects[6].module.state_dict()[name], x)
+
+
+def test_a_client_that_joined_a_run_of_fit_is_exported_by_its_result(tmp_path, monkeypatch):
+    with without_what_others_test():
+        options = {"epochs": 1, "steps": 12, "warmup_rounds": 1, "share": 0.7, "quiet": True}
+        result = fit(Home(), homes(3), Config(**options, out=tmp_path / "own"))
+        new = result.join(replace(homes(4)[3], val=None))
+    subjects = accepted(monkeypatch)
+    assert [one.client for one in result.export(client=(1, 3))] == [1, 3]
+    with torch.no_grad():
+        x = subjects[1].x
+        assert torch.equal(subjects[1].module(x), new.model(x))
 
 
 # Bad input: one sentence, status 2, nothing written
@@ -173,6 +213,7 @@ def test_an_unknown_client_or_tier_is_refused_with_those_that_are_there(run_fold
     assert "there is no tier 'entry' in" in refused(capsys, run_folder, "--tier", "entry")
     assert "--client: 'x' is not a whole number" in refused(capsys, run_folder, "--client", "x")
     assert "client is -1; it must be a whole number" in refused(capsys, run_folder, "--client", -1)
+    assert "--client: the value is missing" in refused(capsys, run_folder, "--client")
     assert "client and all exclude each other" in refused(capsys, run_folder, "--client", 1, "--all")
     assert "--format: 'tflite' is not one of 'pt2', 'onnx', 'executorch'" in refused(
         capsys, run_folder, "--format", "tflite"
@@ -195,12 +236,32 @@ def test_a_folder_of_another_version_is_refused(copied, capsys):
     assert f"{path} has format 2 and this hetperm reads 1; load it with hetperm 9" in refused(capsys, copied)
 
 
+def changed(folder: Path, client: int, **entries: object) -> None:
+    """Change entries of a client's manifest."""
+    path = folder / "models" / f"client_{client:03d}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
 def test_a_configuration_of_another_version_is_refused(copied, capsys):
     path = copied / "config.toml"
     path.write_text(f"local_stpes = 3\n{path.read_text()}")
     said = refused(capsys, copied)
-    assert "local_stpes" in said
-    assert "the run is of hetperm 0" in said
+    assert "local_stpes" in said and "the run is of" not in said  # it is of this version, and was changed
+    changed(copied, 0, hetperm="9.9.9")
+    assert "the run is of hetperm 9.9.9 and this is 0" in refused(capsys, copied)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"joined": True, "alpha": None}, "alpha of client 2 is None, which no run writes"),
+        ({"joined": True, "alpha": [0.5, 0.5]}, "alpha of client 2 is [0.5, 0.5], which no run writes"),
+        ({"classes": [3, 99]}, "classes of client 2 is [3, 99], which no run writes"),
+    ],
+)
+def test_a_manifest_that_no_run_writes_is_refused(copied, capsys, entries, said):
+    changed(copied, 2, **entries)
+    assert refused(capsys, copied, "--client", 2).startswith(said)
 
 
 def test_data_that_are_not_those_of_the_run_are_refused(copied, capsys):

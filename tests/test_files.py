@@ -279,3 +279,15 @@ def test_a_folder_inside_that_of_a_run_is_made_only_if_the_runs_own_is_there(tmp
     (run / "checkpoint").symlink_to(tmp_path)
     with pytest.raises(OSError, match="is a symbolic link and a run writes only inside its own folder"):
         files.subfolder(run, "checkpoint")
+
+
+def test_files_synced_together_are_all_on_disk_at_the_end_and_not_before(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or fsync(file))
+    with files.synced_together():
+        for name in ("a", "b"):
+            files.write(tmp_path / name, name)
+        assert synced == [] and (tmp_path / "b").read_text() == "b"
+    assert synced == [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path)]
+    files.write(tmp_path / "c", "c")
+    assert len(synced) == 5

@@ -14,8 +14,9 @@ from hetperm import Client, Config, fit, load_client, run
 from hetperm.config import ALGORITHMS
 from hetperm.engine.sequential import Sequential
 from hetperm.methods import METHODS
-from hetperm.runs import client_models, experiment, setting
-from hetperm.runs.setting import from_config, one_thread
+from hetperm.runs import client_models, experiment, output, setting
+from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import from_config
 from submodels import zoo
 
 TINY = {
@@ -43,7 +44,7 @@ def tiny(**changes) -> Config:
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures take most of the time of a tiny run."""
-    monkeypatch.setattr(experiment, "_draw", lambda result: None)
+    monkeypatch.setattr(output, "draw", lambda result: None)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +276,7 @@ def test_no_host_is_handed_more_than_its_tier_allows_in_a_whole_run(tmp_path, mo
 
 def fit_digits(config: Config):
     """The result of a run that is not written."""
-    return experiment._execute(from_config(config), None, None)
+    return experiment.execute(from_config(config), None, None)
 
 
 # Models

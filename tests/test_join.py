@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 from dataclasses import replace
@@ -19,6 +20,7 @@ from hetperm.cli.main import guarded
 from hetperm.mixing import complexity, discrepancy
 from hetperm.runs import experiment, files, join, joined, partners, server_file
 from hetperm.runs.setting import from_config
+from hetperm.server.visits import mixed_over
 from submodels import Budget
 
 LEFT_OUT = 2
@@ -34,7 +36,7 @@ def finished(tmp_path_factory):
         few = replace(whole, clients=whole.clients[:-LEFT_OUT], tiers=whole.tiers[:-LEFT_OUT])
         few = replace(few, config=few.config.override(num_clients=len(few.clients)))
         with experiment._opened(few.config) as opened:
-            return experiment._execute(few, opened, None), whole.clients[-LEFT_OUT:]
+            return experiment.execute(few, opened, None), whole.clients[-LEFT_OUT:]
 
 
 @pytest.fixture
@@ -80,29 +82,35 @@ def test_the_row_is_the_one_that_all_clients_together_would_give(finished):
     assert float(new.alpha.sum()) == pytest.approx(1) and new.client == 4
 
 
-def test_the_model_is_the_mean_of_the_partners_over_what_they_share(finished):
-    result, _ = finished
-    run = join.read_run(result.folder)
-    widths, width = list(result.main.widths), 1.0
+def test_the_model_is_made_of_partners_by_their_weight_and_the_loss_on_its_data(finished):
+    result, (client, _) = finished
+    run, client = join.read_run(result.folder), replace(client, width=1.0)
     alpha = torch.tensor([0.2, 0.0, 0.3, 0.1, 0.4], dtype=torch.float64)
-    model, slicer = join.mixed_from(run, alpha, width), result.setting.slicer
-    for name, x in result.state.w.items():
-        total, weight = torch.zeros_like(x), torch.zeros_like(x)
-        for j in (0, 2, 3):
-            index = slicer.index(widths[j])
-            part, mask = result.state.deployed[j][name], torch.ones_like(result.state.deployed[j][name])
-            whole = torch.zeros_like(x)
-            total += float(alpha[j]) * (part if widths[j] == 1 else index.scatter_(name, whole.clone(), part))
-            weight += float(alpha[j]) * (mask if widths[j] == 1 else index.scatter_(name, whole.clone(), mask))
-        expected = torch.where(weight > 0, total / weight, x)
-        torch.testing.assert_close(model[name], expected, rtol=1e-5, atol=1e-6)
+    model, made_of = join.model_for(run, client, alpha)
+    assert 1 not in made_of and made_of
+    slicer, base = result.setting.slicer, {name: 0.5 * x for name, x in result.state.w.items()}
+
+    def mean(partners):
+        models, weights = {j: result.state.deployed[j] for j in partners}, {j: float(alpha[j]) for j in partners}
+        return mixed_over(slicer, 4, models | {4: base}, [*result.main.widths, 1.0], weights)
+
+    def loss(params):
+        bench = result.setting.shop.at(1.0)
+        bench.load(params)
+        with torch.no_grad():
+            return float(torch.nn.functional.cross_entropy(bench.module(client.train[0]), client.train[1]))
+
+    for name, x in mean(made_of).items():
+        torch.testing.assert_close(model[name], x)
+    assert loss(model) <= min(loss(mean([j])) for j in (0, 2, 3)) + 1e-6
 
 
 def test_a_client_without_partners_gets_its_part_of_the_global_model(finished):
-    run = join.read_run(finished[0].folder)
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
     alone = torch.tensor([0.0] * 4 + [1.0], dtype=torch.float64)
-    model, part = join.mixed_from(run, alone, 1.0), run.server.w
-    assert all([torch.equal(model[name], part[name]) for name in part])
+    (model, made_of), part = join.model_for(run, replace(client, width=1.0), alone), run.server.w
+    assert made_of == [] and all([torch.equal(model[name], part[name]) for name in part])
 
 
 def test_steps_at_home_change_the_model_and_are_repeatable(finished):
@@ -130,8 +138,10 @@ def test_who_has_no_report_is_nobodys_partner(finished):
     run = join.read_run(result.folder)
     client = wide_enough(client, run)
     known = torch.tensor([True, False, True, True])
-    new = join.added(replace(run, server=replace(run.server, known=known)), client)
-    assert new.alpha[1] == 0 and float(new.alpha.sum()) == pytest.approx(1)
+    # With this share all whose report is known are partners, so that a weight in a wrong place is seen.
+    new = join.added(replace(run, server=replace(run.server, known=known, share=math.inf)), client)
+    assert (new.alpha > 0).tolist() == [True, False, True, True, True]
+    assert float(new.alpha.sum()) == pytest.approx(1)
 
 
 # The folder
@@ -161,6 +171,7 @@ def test_a_newcomer_is_one_more_client_of_the_folder(finished, folder):
     assert float((said == client.test[1]).float().mean()) == pytest.approx(second.accuracy, abs=1e-6)
     manifest = json.loads((folder / "models" / "client_005.json").read_text())
     assert manifest["joined"] is True and manifest["alpha"] == second.alpha.tolist()
+    assert manifest["made_of"] == second.made_of and set(second.made_of) <= set(range(5))
     assert "<td>1</td>" in (folder / "report.html").read_text()
 
 
@@ -171,7 +182,7 @@ def test_a_joined_run_that_lost_a_file_gets_it_again_with_the_newcomer(finished,
     (folder / "clients.csv").unlink()
     (folder / "alpha.npy").unlink()
     with without_what_others_test(), experiment._opened(result.setting.config.override(out=folder, resume=True)):
-        experiment._execute(result.setting, folder, None)
+        experiment.execute(result.setting, folder, None)
     assert files.is_whole(folder)
     for name, content in whole.items():
         assert (folder / name).read_bytes() == content, name
@@ -194,7 +205,13 @@ def test_the_command_joins_and_says_whom_the_client_learns_from(finished, folder
     path, tier = data_file(tmp_path / "new.npz", finished[1][0]), finished[0].clients[0]["tier"]
     assert guarded(join_command.main, [str(folder), "--data", str(path), "--tier", tier, "--steps", "2"]) == 0
     out = capsys.readouterr().out
-    assert "client 4 (" in out and "joined" in out and "test accuracy" in out and "models/client_004" in out
+    assert (
+        "client 4 (" in out
+        and "joined" in out
+        and "test accuracy" in out
+        and "its model begins as " in out
+        and "models/client_004" in out
+    )
     assert guarded(who.main, [str(folder), "--client", "4"]) == 0
     assert "beyond noise" in capsys.readouterr().out
 
@@ -228,6 +245,8 @@ BAD = [
     ("RUN --data label.npz --width 1", "the labels of train hold 10 and the run has classes 0 to 9"),
     ("RUN --data bytes.npz --width 1", "x is uint8; join takes inputs as the run's model takes them"),
     ("RUN --data text.npz --width 1", "text.npz cannot be read as an npz file"),
+    ("RUN --data nan.npz --width 1", "nan.npz: train inputs are not finite"),
+    ("RUN --data none-of-it.npz --width 1", "none-of-it.npz: train is empty"),
     ("--data d.npz", "which run?"),
 ]
 
@@ -239,6 +258,8 @@ def test_bad_input_is_one_sentence_and_writes_nothing(words, sentence, finished,
     np.savez(tmp_path / "shape.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, int))
     np.savez(tmp_path / "label.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.full(4, 10))
     np.savez(tmp_path / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.zeros(4, int))
+    np.savez(tmp_path / "nan.npz", x=np.full((4, 1, 8, 8), np.nan, np.float32), y=np.zeros(4, int))
+    np.savez(tmp_path / "none-of-it.npz", x=np.zeros((0, 1, 8, 8), np.float32), y=np.zeros(0, int))
     (tmp_path / "text.npz").write_text("no arrays")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert guarded(join_command.main, words.replace("RUN", "run").split()) == 2
@@ -295,6 +316,26 @@ def test_who_refuses_what_it_cannot_answer(words, sentence, folder, capsys):
     assert sentence in capsys.readouterr().err
 
 
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("name", "ruin", "sentence"),
+    [
+        ("alpha.npy", spoil, "alpha.npy is damaged ("),
+        ("alpha.npy", drop, "has no mixing weights (alpha.npy)"),
+        ("clients.csv", empty, "clients.csv is no table of clients"),
+        ("server.safetensors", spoil, "server.safetensors is damaged"),
+    ],
+)
+def test_who_refuses_a_ruined_run_in_one_sentence(name, ruin, sentence, folder, capsys):
+    ruin(folder / name)
+    assert guarded(who.main, [str(folder), "--client", "0"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
 def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
     with without_what_others_test():
         result = experiment.run(tiny(algorithm="local", baselines=(), epochs=1, steps=4, out=tmp_path / "local"))
@@ -303,3 +344,8 @@ def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
     assert "has no server.safetensors" in capsys.readouterr().err
     with pytest.raises(ValueError, match="has no reports at a common model"):
         replace(result, folder=None).join(finished[1][0])
+
+
+def test_what_is_no_folder_is_refused():
+    with pytest.raises(TypeError, match=r"^the folder is b'x'; it must be a path$"):
+        join.join(b"x", None)

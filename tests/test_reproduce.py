@@ -1,8 +1,7 @@
 """Experiments: cells that run once, equal budgets, tuning that never sees test data, and what is written."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 import tomllib
 from dataclasses import replace
@@ -402,10 +401,21 @@ def test_what_was_chosen_is_a_table_for_every_setting_and_method():
 # Whole commands
 
 
-def reproduced(words: list[str], folder: Path) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ROOT / "scripts" / "reproduce.py"), *words, "--out", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+@pytest.fixture
+def reproduced(monkeypatch, capsys):
+    """(words, folder) -> what the script prints, in this process: it has imported torch already."""
+
+    def reproduced(words: list[str], folder: Path) -> str:
+        script = ROOT / "scripts" / "reproduce.py"
+        monkeypatch.setattr(sys, "argv", [str(script), *words, "--out", str(folder)])
+        monkeypatch.chdir(ROOT)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(script), run_name="__main__")
+        said = capsys.readouterr()
+        assert end.value.code == 0, said.err
+        return said.out
+
+    return reproduced
 
 
 @pytest.mark.slow
@@ -421,11 +431,9 @@ def reproduced(words: list[str], folder: Path) -> subprocess.CompletedProcess:
         ("runtime --settings logistic", ["runtime"], ["runtime"]),
     ],
 )
-def test_a_quick_look_writes_all_tables_and_pictures(tmp_path, words, tables, pictures):
+def test_a_quick_look_writes_all_tables_and_pictures(reproduced, tmp_path, words, tables, pictures):
     out = tmp_path / "out"
-    done = reproduced([*words.split(), "--quick"], out)
-    assert done.returncode == 0, done.stderr
-    assert " to go\n" in done.stdout
+    assert " to go\n" in reproduced([*words.split(), "--quick"], out)
     results = json.loads((out / "results.json").read_text())
     assert sorted(table["name"] for table in results["tables"]) == sorted(tables)
     assert sorted(picture["name"] for picture in results["pictures"]) == sorted(pictures)

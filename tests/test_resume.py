@@ -169,13 +169,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 KILLED = """
 import json, os, resource, signal, sys
-import sklearn.datasets, torch._dynamo
+import torch._dynamo
 from hetperm import Config, run
-from hetperm.runs import experiment
-from hetperm.runs import files
+from hetperm.runs import files, output
 
 settings, out, moments = json.loads(sys.argv[1])
-experiment._draw = lambda result: None
+output.draw = lambda result: None
 
 def child(name, *, after=None):
     pid = os.fork()
@@ -456,7 +455,7 @@ def begun(folder: Path) -> Path:
             lambda state: replace(state, v=tuple({k: x * torch.nan for k, x in v.items()} for v in state.v)),
             "the models in it is wrong",
         ),
-        (lambda state: replace(state, memory={}), "its checkpoint cannot be gone on with"),
+        (lambda state: replace(state, memory={}), "its checkpoint cannot be resumed from"),
     ],
 )
 def test_a_checkpoint_that_no_run_writes_is_refused_in_one_sentence(change, said, tmp_path, capsys):

@@ -8,8 +8,7 @@ from torch import nn
 
 from hetperm import Client, Config, profile
 from hetperm.runs import setting
-from hetperm.runs.setting import from_config, from_model, with_rates
-from submodels import zoo
+from hetperm.runs.setting import from_config, from_model
 
 TINY = Config(num_clients=6, capacity_profile="uniform5", samples_per_client=30, model_options={"hidden": [16, 16]})
 
@@ -154,12 +153,6 @@ def test_options_that_the_model_cannot_be_built_with_are_refused(options):
         from_config(TINY.override(model_options=options))
 
 
-@pytest.mark.parametrize("name", ["tpu", "cpu:7"])
-def test_a_device_that_is_not_there_is_refused(name):
-    with pytest.raises(ValueError, match=f"device '{name}' is not there; use 'auto' or 'cpu'"):
-        setting.device_of(name)
-
-
 def test_a_mask_that_leaves_every_client_one_answer_is_said_to_teach_nothing(caplog):
     x = torch.zeros(4, 3)
     pairs = [(x, torch.full((4,), label)) for label in (0, 1)]
@@ -174,37 +167,3 @@ def test_a_mask_that_leaves_every_client_one_answer_is_said_to_teach_nothing(cap
 def test_a_single_class_is_said_to_teach_nothing(caplog):
     own(nn.Linear(3, 2), [Client((torch.zeros(4, 3), torch.ones(4, dtype=torch.long)))])
     assert "all training samples are of class 1: every model is right" in caplog.text
-
-
-def test_workers_that_do_not_fit_into_memory_are_refused_before_they_start(monkeypatch):
-    config = TINY.override(engine="threads", workers=4)
-    need = setting._worker_bytes(*(getattr(from_config(config), name) for name in ("shop", "clients", "config")))
-    monkeypatch.setattr(setting, "available_bytes", lambda: 3 * need)
-    with pytest.raises(ValueError, match=r"^4 workers need about .* GB each .* GB are free; take --workers 3, or"):
-        from_config(config)
-    assert from_config(config.override(workers=3)).engine == "threads"
-    monkeypatch.setattr(setting, "available_bytes", lambda: None)
-    assert from_config(config).engine == "threads"
-
-
-def test_threads_are_as_they_were_afterwards():
-    torch.set_num_threads(2)
-    try:
-        with setting.one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "rate"),
-    [("logistic", 8, 0.5), ("mlp", 8, 0.5), ("har-cnn", (32,), 0.3), ("cnn", 8, 0.1), ("resnet18-cifar", 8, 0.1)],
-)
-def test_step_sizes_suit_the_kind_of_the_model_unless_they_are_given(name, size, rate):
-    model = zoo.build(name, in_channels=3, num_classes=4, image_size=size)
-    found = with_rates(Config(), model)
-    assert (found.global_lr, found.personal_lr) == (rate, pytest.approx(0.6 * rate))
-    given = with_rates(Config(global_lr=0.7), model)
-    assert (given.global_lr, given.personal_lr) == (0.7, pytest.approx(0.42))
-    assert with_rates(Config(personal_lr=0.01), model).personal_lr == 0.01

@@ -11,7 +11,7 @@ from hetperm import Client, Config
 from hetperm.engine import choice
 from hetperm.methods import METHODS
 from hetperm.params import NotFinite
-from hetperm.runs import training
+from hetperm.runs import origin, training
 from hetperm.runs.setting import Setting, from_model
 from hetperm.runs.training import algorithm_for, default_steps, epochs, states, steps_taken
 from hetperm.state import State, Work
@@ -173,16 +173,16 @@ def test_the_checkpoints_of_every_method_are_taken_for_its_own(method, tmp_path)
 
 
 def test_a_checkpoint_of_another_origin_says_what_is_other():
-    ours = training._origin(setting_of(), "perm")
+    ours = origin.origin_of(setting_of(), "perm")
     others = {
         "it holds 'local' and not 'perm'; remove it": {"method": "local"},
         f"hetperm 0.0 wrote it and this is {ours['hetperm']}; go on with that version": {"hetperm": "0.0"},
         "epochs was 5 and is now 4; set it back": {"config": ours["config"] | {"epochs": 5}},
         "it has other clients, labels or another model": {"setting": "another"},
     }
-    assert training._foreign(ours, ours) is None
+    assert origin.refusal(ours, ours) is None
     for sentence, change in others.items():
-        assert (training._foreign(ours, ours | change) or "taken").startswith(sentence)
+        assert (origin.refusal(ours, ours | change) or "taken").startswith(sentence)
 
 
 def test_other_labels_widths_and_shapes_are_other_clients():
@@ -197,8 +197,8 @@ def test_other_labels_widths_and_shapes_are_other_clients():
         "key": {"key": 9},
     }
     prints = {
-        what: training._fingerprint(replace(setting, clients=(replace(first, **change), *others)))
+        what: origin._fingerprint(replace(setting, clients=(replace(first, **change), *others)))
         for what, change in changes.items()
     }
-    assert prints.pop("inputs") == training._fingerprint(setting)  # their last bits may depend on the machine
-    assert len({training._fingerprint(setting), *prints.values()}) == 5
+    assert prints.pop("inputs") == origin._fingerprint(setting)  # their last bits may depend on the machine
+    assert len({origin._fingerprint(setting), *prints.values()}) == 5

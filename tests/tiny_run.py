@@ -9,7 +9,7 @@ import pytest
 from hetperm import Config, profile
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
-from hetperm.runs import experiment
+from hetperm.runs import output
 
 TINY = {
     "num_clients": 6,
@@ -45,8 +45,8 @@ def without_what_others_test():
         return prices[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_draw", lambda result: None)
-        patch.setattr(experiment.pictures, "png", lambda figure: b"a picture")
+        patch.setattr(output, "draw", lambda result: None)
+        patch.setattr(output.pictures, "png", lambda figure: b"a picture")
         patch.setattr(profile, "table", table_once)
         yield
 

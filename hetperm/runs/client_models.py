@@ -17,9 +17,10 @@ from hetperm import __version__
 from hetperm.device.bench import logits_of
 from hetperm.plugins import load_installed
 from hetperm.runs import files
+from hetperm.runs.building import named
 from hetperm.shards import Inputs
 from hetperm.texts import shown
-from submodels import IndexSet, ScalableModel, zoo
+from submodels import IndexSet, ScalableModel
 from submodels.skeleton import named_tensors
 from submodels.template import Template
 
@@ -271,7 +272,7 @@ def _built(manifest: Mapping[str, Any]) -> nn.Module:
     options = {key: value for key, value in architecture.get("options", {}).items() if key not in _ELSEWHERE}
     load_installed()
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced by those of the file
-        return zoo.build(architecture["name"], **sizes, **options)
+        return named(architecture["name"], sizes, options)
 
 
 def _template(model: nn.Module | ScalableModel, manifest: Mapping[str, Any], *, given: bool) -> Template:

@@ -15,12 +15,13 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from hetperm.report.contents import is_blank
+from hetperm.report.summary import is_blank
 
 try:
     import fcntl
@@ -36,6 +37,7 @@ _PART = ".hetperm-part"  # ends the name of a file until it is complete
 # A new file, and no link that somebody else put in its place; Windows has no such links, and needs to be told of bytes.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+_LATER: ContextVar[list[Path] | None] = ContextVar("files that are written and not yet on disk", default=None)
 
 
 # The folder
@@ -192,15 +194,46 @@ def write(path: Path, fill: Callable[[IO[bytes]], object] | bytes | str) -> None
             else:
                 content(file)
             file.flush()
-            os.fsync(file.fileno())  # on disk before the rename: a power cut must not leave an empty file
+            if _LATER.get() is None:
+                os.fsync(file.fileno())  # on disk before the rename: a power cut must not leave an empty file
         os.replace(fresh, path)
-        _sync_folder(path.parent)
+        if _LATER.get() is None:
+            _sync_folder(path.parent)
+        else:
+            _LATER.get().append(path)
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
         # After the rename the name is gone; after an error this removes the incomplete file.
         with contextlib.suppress(OSError):
             fresh.unlink()
+
+
+@contextmanager
+def synced_together() -> Iterator[None]:
+    """A context in which files that are written are on disk at its end, and not one after the other.
+
+    After a power cut inside it any of them may be empty. It is for files of which nothing is believed before a later
+    one says that they are whole, as checksums.txt does.
+    """
+    token = _LATER.set([])
+    try:
+        yield
+        if hasattr(os, "sync"):
+            os.sync()  # all at once; one by one each would wait for the disk. After it the others wait for nothing
+        for path in _LATER.get():
+            try:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise _unwritable(path, error) from error
+        for path in {path.parent: path for path in _LATER.get()}.values():
+            try:
+                _sync_folder(path.parent)
+            except OSError as error:
+                raise _unwritable(path, error) from error
+    finally:
+        _LATER.reset(token)
 
 
 def write_at(path: Path, end: int, content: bytes) -> None:

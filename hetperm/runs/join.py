@@ -27,13 +27,15 @@ from hetperm.params import Params, check_finite
 from hetperm.randomness import generator_for, seed_for
 from hetperm.report import page
 from hetperm.report.contents import read_csv, read_summary
-from hetperm.runs import client_models, files, joined, server_file, setting
+from hetperm.runs import blend, client_models, files, joined, newcomer, server_file, setting
+from hetperm.runs.building import build
 from hetperm.runs.joined import Record
-from hetperm.runs.scores import load_for_evaluation, score
+from hetperm.runs.placement import one_thread
+from hetperm.runs.scores import load_for_evaluation, score, score_one
 from hetperm.runs.server_file import Server
-from hetperm.runs.setting import Setting, one_thread
+from hetperm.runs.setting import Setting
 from hetperm.server.estimate import kept_row
-from hetperm.server.visits import mixed_over
+from hetperm.texts import shown
 from submodels import WHOLE, Budget
 from submodels.budget import largest
 
@@ -66,6 +68,7 @@ class Joined:
     Attributes:
         client: its number in the run.
         alpha: (N + 1,) whom it learns from; the last is its weight on itself.
+        made_of: the partners whose models its own is the mean of, before it takes steps.
         model: its model, in evaluation mode.
         score, loss: the metric of the run and the loss on its test data; nan if it has none.
         row: its line of clients.csv.
@@ -77,6 +80,7 @@ class Joined:
     client: int
     width: float
     alpha: Tensor
+    made_of: list[int]
     model: nn.Module
     score: float
     loss: float
@@ -111,6 +115,8 @@ def join(
         model: the model at full width, if the run was one of `fit`; others are built by name.
         loss, metric: those of the run, if it had its own.
     """
+    if not isinstance(folder, str | Path):
+        raise TypeError(f"the folder is {shown(folder)}; it must be a path")
     folder = Path(folder)
     _check_folder(folder)
     with files.locked(folder):
@@ -135,7 +141,7 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
     with one_thread():
         report = _report(run, client)
         alpha = row_of(run, client, report)
-        params = mixed_from(run, alpha, width)
+        params, made_of = model_for(run, client, alpha)
         bench = run.setting.shop.at(width)
         bench.classes = client.classes
         if steps:
@@ -163,7 +169,7 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
     channels = {} if index is WHOLE else client_models.channels(index)
     if client.classes is not None:
         channels["classes"] = client.classes.nonzero().flatten().tolist()
-    return Joined(number, width, alpha, model, metric, loss, row, report, channels, run.setting.metric.name)
+    return Joined(number, width, alpha, made_of, model, metric, loss, row, report, channels, run.setting.metric.name)
 
 
 def width_for(run: Run, budget: Budget) -> float:
@@ -226,15 +232,21 @@ def compared(server: Server, samples: int, report: Report) -> tuple[Tensor, Tens
     return discrepancy.pairwise(gradients).double(), q, n
 
 
-def mixed_from(run: Run, alpha: Tensor, width: float) -> Params:
-    """A model of this width: the mean of the partners' models by alpha, over what they share with it.
+def model_for(run: Run, client: Client, alpha: Tensor) -> tuple[Params, list[int]]:
+    """The newcomer's first model, made of its partners' (`blended`), and those that it is made of.
 
-    What no partner has comes from the global model, and so does everything for a client without partners.
+    A client without partners gets its part of the global model.
     """
-    weights = {j: float(alpha[j]) for j in alpha[:-1].nonzero().flatten().tolist()}
-    slicer = run.setting.slicer
-    models = {j: run.model_of(j) for j in weights} | {len(alpha) - 1: slicer.cut(run.server.w, slicer.index(width))}
-    return mixed_over(slicer, len(alpha) - 1, models, [*run.widths, width], weights)
+    slicer, new = run.setting.slicer, len(run.widths)
+    nearest = alpha[:-1].argsort(descending=True, stable=True)[: blend.MOST].tolist()
+    weights = {j: float(alpha[j]) for j in nearest if alpha[j] > 0}
+    models = {j: run.model_of(j) for j in weights} | {new: slicer.cut(run.server.w, slicer.index(client.width))}
+
+    def loss(params: Params) -> float:
+        value, _ = score_one(run.setting.shop, run.setting.metric, client, params, client.width, "train")
+        return value if math.isfinite(value) else math.inf
+
+    return blend.blended(slicer, models, [*run.widths, client.width], weights, loss)
 
 
 def _tier(run: Run, width: float) -> str:
@@ -252,7 +264,7 @@ def _check_client(run: Run, client: Client) -> None:
         )
     if client.width < 1 and run.setting.shop.scalable is None:
         raise ValueError(f"width {client.width:g}: all clients of the run hold the whole model; join with width 1")
-    setting.check_newcomer(client, run.setting, run.sample)
+    newcomer.check(client, run.setting, run.sample)
 
 
 # The run folder
@@ -285,7 +297,7 @@ def read_run(folder: Path, *, model: nn.Module | None = None, loss: Loss | None 
             "model; only a run with discrepancy 'probe' can be joined"
         )
     rows, records = read_csv(folder / "clients.csv"), joined.read(folder)
-    server = with_joined(server_file.load(folder), records)
+    server = joined.with_reports(server_file.load(folder), records)
     if len(rows) != len(server.known):
         raise ValueError(f"{folder}: clients.csv has {len(rows)} clients and {server_file.NAME} {len(server.known)}")
     manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
@@ -324,23 +336,10 @@ def _setting_of(config: Config, manifest: dict[str, Any], *, cut: bool, model: n
         )
     if model is None:
         sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
-        model = setting.build(config, sizes)
+        model = build(config, sizes)
     dtype = getattr(torch, manifest.get("input_dtype", "float32"))
     example = torch.zeros(1, *manifest["input"], dtype=dtype)
     return setting.empty(copy.deepcopy(model), config, example, dataset=manifest["dataset"], cut=cut)
-
-
-def with_joined(server: Server, records: Sequence[Record]) -> Server:
-    """What the server knows, with the reports of clients that joined before."""
-    if not records:
-        return server
-    return replace(
-        server,
-        gradient=torch.cat([server.gradient, *[record.gradient[None].to(server.gradient) for record in records]]),
-        noise=torch.cat([server.noise, torch.tensor([record.noise for record in records], dtype=torch.float64)]),
-        samples=torch.cat([server.samples, torch.tensor([record.row["n_train"] for record in records])]),
-        known=torch.cat([server.known, torch.ones(len(records), dtype=torch.bool)]),
-    )
 
 
 def write(folder: Path, new: Joined) -> None:
@@ -349,7 +348,13 @@ def write(folder: Path, new: Joined) -> None:
     manifest = client_models.read_manifest(folder, 0)
     for key in ("counts", "kept", "classes"):
         manifest.pop(key, None)
-    manifest |= {"width": new.width, "alpha": new.alpha.tolist(), "joined": True, **new.channels}
+    manifest |= {
+        "width": new.width,
+        "alpha": new.alpha.tolist(),
+        "joined": True,
+        "made_of": new.made_of,
+        **new.channels,
+    }
     manifest |= {key: new.row[key] for key in ("tier", "group", "n_train", read_summary(folder).metric)}
     client_models.save_client(folder, new.client, new.model, manifest)
     joined.write(folder, [*records, Record(new.row, new.alpha, new.report.gradient, new.report.noise)])

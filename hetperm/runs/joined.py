@@ -3,17 +3,20 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor
 
 from hetperm.report.contents import read_csv
 from hetperm.runs import client_models, files
+from hetperm.runs.server_file import Server
+from hetperm.texts import one_line
 
 NAME = "joined.safetensors"
 FORMAT = 1
@@ -63,6 +66,19 @@ def write(folder: Path, records: Sequence[Record]) -> None:
     files.write(folder / NAME, safetensors.save(tensors, {_ENTRY: json.dumps(content)}))
 
 
+def with_reports(server: Server, records: Sequence[Record]) -> Server:
+    """What the server knows, with the reports of clients that joined before."""
+    if not records:
+        return server
+    return replace(
+        server,
+        gradient=torch.cat([server.gradient, *[record.gradient[None].to(server.gradient) for record in records]]),
+        noise=torch.cat([server.noise, torch.tensor([record.noise for record in records], dtype=torch.float64)]),
+        samples=torch.cat([server.samples, torch.tensor([record.row["n_train"] for record in records])]),
+        known=torch.cat([server.known, torch.ones(len(records), dtype=torch.bool)]),
+    )
+
+
 def extend_tables(folder: Path, trained: int) -> None:
     """Make clients.csv and the mixing weights of a run hold the clients that joined.
 
@@ -84,8 +100,12 @@ def extend_tables(folder: Path, trained: int) -> None:
 
 def read_alpha(folder: Path) -> Any:
     """The mixing weights of a run: a numpy array, or a sparse array of scipy."""
-    if (folder / "alpha.npy").is_file():
-        return np.load(folder / "alpha.npy", allow_pickle=False)
+    path = folder / "alpha.npy"
+    if path.is_file():
+        try:
+            return np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path} is damaged ({one_line(str(error))}); copy it again from the run") from error
     if not (folder / "alpha.npz").is_file():
         raise ValueError(f"{folder} has no mixing weights (alpha.npy); name the folder of a run of perm")
     from scipy import sparse

@@ -1,14 +1,21 @@
-"""The data of a client that joins, from an npz file."""
+"""The data of a client that joins: read from an npz file, and held against the model of the run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hetperm.client import Client
+from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
-from hetperm.texts import one_line
+from hetperm.runs.building import num_outputs
+from hetperm.runs.rehearsal import IGNORED
+from hetperm.runs.setting import Setting
+from hetperm.shards import Stored
+from submodels.norms import check_batch
 
 _KEYS = ("x", "y", "split")
 
@@ -17,16 +24,7 @@ def client_of(path: Path, width: float) -> Client:
     """A client with the samples of a file: x as the model takes it, y, and perhaps split (0 training, 1 testing)."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; --data takes an npz file with x and y")
-    try:
-        # Never unpickled: a pickle can run anything. Opened here, because numpy leaves a broken file open.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in _KEYS if key in file.files}
-    except Exception as error:  # a broken file can raise nearly anything, and one array (.npy) is no context
-        reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"{path} cannot be read as an npz file of plain arrays ({reason})") from error
-    for key in ("x", "y"):
-        if key not in arrays:
-            raise ValueError(f"{path} has no {key!r} and holds {', '.join(arrays) or 'nothing'}; save x and y in it")
+    arrays = arrays_of(path, _KEYS)
     x, y = arrays["x"], arrays["y"]
     if x.dtype.kind != "f":
         raise ValueError(f"{path}: x is {x.dtype}; join takes inputs as the run's model takes them: normalised floats")
@@ -35,14 +33,15 @@ def client_of(path: Path, width: float) -> Client:
     if len(x) != len(y):
         raise ValueError(f"{path}: x has {len(x)} samples and y has {len(y)}")
     data = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
-    if "split" not in arrays:
-        return Client(train=data, width=width)
-    split = arrays["split"]
-    if split.shape != y.shape or not np.isin(split, (0, 1)).all() or not (split == 0).any():
+    split = arrays.get("split", np.zeros(y.shape, int))
+    if split.shape != y.shape or not np.isin(split, (0, 1)).all() or (len(y) and split.all()):
         raise ValueError(f"{path}: split must have 0 (training) or 1 (testing) for each sample, and some of them 0")
     is_test = torch.from_numpy(split.astype(bool))
     test = _rows(data, is_test) if bool(is_test.any()) else None
-    return Client(train=_rows(data, ~is_test), test=test, width=width)
+    try:
+        return Client(train=_rows(data, ~is_test), test=test, width=width)
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).removeprefix('a client without a key: ')}") from error
 
 
 def _rows(pair: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,3 +54,34 @@ def width_of_tier(folder: Path, tier: str) -> float:
     if tier not in tiers:
         raise ValueError(f"there is no tier {tier!r} in {folder}; it has {', '.join(tiers)}")
     return float(tiers[tier].width)
+
+
+def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
+    """Raise an error if the data of a client that joins a run do not fit the model of the run.
+
+    Args:
+        sample: the shape of one input of the run.
+    """
+    if isinstance(client.train, Stored) or not isinstance(client.train[0], Tensor):
+        raise ValueError("the client that joins has a Dataset or several inputs; it needs a pair of tensors, (x, y)")
+    model, x = setting.shop.full.module, client.train[0]
+    if tuple(x.shape[1:]) != tuple(sample):
+        raise ValueError(
+            f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
+            f"{tuple(sample)}; prepare its data as those of the run were"
+        )
+    check_batch(model, client.n_train)
+    if setting.shop.loss is not F.cross_entropy:
+        return
+    outputs = num_outputs(model, client)
+    for part in ("train", "val", "test"):
+        pair = getattr(client, part)
+        labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise ValueError(
+                f"the labels of {part} are {labels.dtype} of shape {tuple(labels.shape)}; the run has classes: give "
+                "whole numbers, (n,)"
+            )
+        wrong = [label for label in labels.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
+        if wrong:
+            raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")

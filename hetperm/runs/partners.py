@@ -10,7 +10,8 @@ from hetperm.mixing import discrepancy
 from hetperm.report.contents import read_csv
 from hetperm.report.tables import width_text
 from hetperm.runs import joined, server_file
-from hetperm.runs.join import with_joined
+
+COLUMNS = ("tier", "width", "n_train")  # of clients.csv, which are shown
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,15 @@ def of(folder: str | Path, i: int) -> Partners:
     clients = read_csv(folder / "clients.csv")
     if clients and "seed" in clients[0]:
         raise ValueError(f"{folder} holds several seeds; name the folder of one of them, such as {folder}/seed-0")
+    if not clients or any([column not in clients[0] for column in COLUMNS]):
+        raise ValueError(f"{folder}/clients.csv is no table of clients; copy it again from the run")
     if not 0 <= i < len(clients):
         raise ValueError(f"there is no client {i} in {folder}; it has clients 0 to {len(clients) - 1}")
     alpha = joined.read_alpha(folder)
     weights = np.asarray(alpha[[i]].todense() if hasattr(alpha, "todense") else alpha[[i]]).ravel()
     if len(weights) != len(clients):
         raise ValueError(f"{folder}: alpha has {len(weights)} clients and clients.csv {len(clients)}; train it again")
-    server = with_joined(server_file.load(folder), joined.read(folder))
+    server = joined.with_reports(server_file.load(folder), joined.read(folder))
     zeta, noise = _distances(server, i)
     rows = []
     for j, client in enumerate(clients):

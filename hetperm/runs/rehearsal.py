@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetperm.client import Client
+from hetperm.client import Client, input_shape
 from hetperm.config import Config
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
 from hetperm.metrics import Metric
-from hetperm.shards import Inputs, Shard, Stored, first, mapped, read
+from hetperm.shards import Inputs, Shard, Stored, first, known_labels, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -88,10 +88,8 @@ def check_labels(clients: Sequence[Client], loss: Loss) -> None:
         return
     classes: set[int] = set()
     for i, client in enumerate(clients):
-        if isinstance(client.train, Stored):  # reading all samples for their labels may take an hour
-            return
-        y = client.train[1]
-        if y.is_floating_point() or y.dim() != 1:
+        y = known_labels(client.train)
+        if y is None or y.is_floating_point() or y.dim() != 1:  # reading all samples for their labels may take an hour
             return
         own = set(y.unique().tolist()) - {IGNORED}
         if not own:
@@ -154,10 +152,19 @@ def rehearse(
             score = _tried("metric", metric, (outputs.detach(), y), pair, remedy)
             if not isinstance(score, Tensor | int | float):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
+            for i in _of_other_shapes(clients):
+                x, _ = at_model(model, _two_samples(i, clients[i]))
+                _tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {_about(x)}", remedy)
     finally:
         for part, training in modes:
             part.training = training
     return raw[0]
+
+
+def _of_other_shapes(clients: Sequence[Client]) -> list[int]:
+    """The first client of every shape of inputs that client 0 does not have; those of Datasets are not known."""
+    shapes = [input_shape(client.train) for client in clients]
+    return [shapes.index(shape) for shape in dict.fromkeys(shapes) if shape not in (None, shapes[0])]
 
 
 def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
@@ -234,7 +241,8 @@ def _check_range(clients: Sequence[Client], outputs: int) -> None:
 
 
 def _labels_at_hand(i: int, client: Client, shard: Shard) -> Tensor:
-    """The labels of a shard; of a Dataset only those of two samples: reading all of it may take an hour."""
-    if not isinstance(shard, Stored):
-        return shard[1]
+    """The labels of a shard, or those of two samples: to read a Dataset for its labels may take an hour."""
+    known = known_labels(shard)
+    if known is not None:
+        return known
     return _two_samples(i, client)[1] if shard is client.train else read(first(shard, 2))[1]

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from hetperm.client import Client
 from hetperm.device.bench import CHUNK, Workbench, Workshop, masked, outputs_of
+from hetperm.metrics import Metric
 from hetperm.params import NotFinite, Params
 from hetperm.runs.evaluate import evaluate, summarise
-from hetperm.runs.setting import Metric, Setting
+from hetperm.runs.setting import Setting
 from hetperm.shards import parts
 from submodels.norms import recalibrate
 
@@ -25,7 +26,7 @@ def load_for_evaluation(bench: Workbench, params: Params, client: Client) -> Non
 
 
 def score_one(shop: Workshop, metric: Metric, client: Client, params: Params, width: float, part: str) -> One:
-    """(loss, metric) of a client's model on its "val" or "test" data, which it must have."""
+    """(loss, metric) of a client's model on its "train", "val" or "test" data, which it must have."""
     bench = shop.at(width)
     load_for_evaluation(bench, params, client)
     loss, mean = evaluate(
@@ -70,7 +71,10 @@ def scores(
         tables[k][0][i], tables[k][1][i] = value, loss
         if not (math.isfinite(loss) and math.isfinite(value)):
             figures = f"{part} loss {loss:g}, {metric.name} {value:g} (width {widths[i]:g})"
-            raise NotFinite(f"{where}: client {i}: {figures}; lower the learning rate (personal_lr, global_lr)")
+            remedy = "lower the learning rate (personal_lr, global_lr)"
+            if math.isfinite(loss):  # then the model is sound
+                remedy = f"make {metric.name} give a number for such outputs, or choose another --metric"
+            raise NotFinite(f"{where}: client {i}: {figures}; {remedy}")
     return [(tuple(values), tuple(losses)) for values, losses in tables]
 
 

@@ -2,8 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,13 +15,10 @@ from hetperm.client import Client
 from hetperm.config import OWN, Config
 from hetperm.data import Problem
 from hetperm.data.images import Preparation
-from hetperm.device.augment import OWN as OWN_AUGMENT
 from hetperm.device.augment import Augment
-from hetperm.device.bench import Loss, Workshop, logits_of, outputs_of
+from hetperm.device.bench import Loss, Workshop, logits_of
 from hetperm.device.recipe import Recipe
-from hetperm.engine.choice import choose
 from hetperm.engine.task import Engine
-from hetperm.memory import GB, available_bytes
 from hetperm.methods import METHODS
 from hetperm.metrics import ACCURACY, Metric, metric_of
 from hetperm.mixing import complexity
@@ -31,27 +27,17 @@ from hetperm.plugins import load_installed
 from hetperm.profile import Profile, Tier
 from hetperm.randomness import seed_for
 from hetperm.runs import rehearsal
-from hetperm.runs.rehearsal import at_model
+from hetperm.runs.building import build, cost_of_step, num_outputs, scalable_of
+from hetperm.runs.local_steps import RATES, kind_of, recipe_of, step_of, with_rates
+from hetperm.runs.placement import device_of, engine_for, moved, placed
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
-from hetperm.shards import Inputs, Shard, Stored, first, labels_of, mapped, read
-from hetperm.texts import one_line
+from hetperm.shards import labels_of
 from submodels import ScalableModel, zoo
-from submodels.cost import Cost, count
-from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
-
-# Step sizes of the global model: of linear layers only, with convolutions over time, with recurrent layers, and of all
-# others.
-RATES = {"linear": 0.5, "time": 0.3, "recurrent": 2.0, "other": 0.1}
-PERSONAL = 0.6  # of it is the step size of the personal models
-# What is left of them with another optimizer: directions that add up are longer, and those of adamw are nearly signs.
-OF_OPTIMIZER = {"sgd": 1, "momentum": 1 / 3, "adamw": 1 / 50}
-# Names of optimizers in `submodels.cost`.
-COSTED = {"sgd": "sgd", "momentum": "sgd-momentum", "adamw": "adamw"}
 
 
 class Nodes(Protocol):
@@ -112,7 +98,7 @@ class Setting:
     def with_config(self, config: Config) -> "Setting":
         """The same data and model under another configuration, which must ask for the same data and model."""
         config = config.override(device=self.config.device)
-        return replace(self, config=with_rates(config, self.shop.full.module), presence=_presence(config))
+        return replace(self, config=with_rates(config, self.shop.full.module), presence=presence_of(config))
 
     @property
     def slicer(self) -> Slicer:
@@ -152,7 +138,7 @@ class Setting:
         """The step size of plain gradient steps of the server: that of local steps, if these are SGD."""
         if self.config.optimizer == "sgd":
             return self.config.global_lr
-        return RATES[_kind(self.shop.full.module)]
+        return RATES[kind_of(self.shop.full.module)]
 
     def num_params(self, width: float) -> int:
         """The number of parameters of a model of this width."""
@@ -163,7 +149,7 @@ class Setting:
     def macs(self, width: float) -> int:
         """The multiply-adds of the forward pass of one sample at this width."""
         if self.shop.scalable is None:
-            return _counted(self.shop.full.module, self.clients[0], batch_size=2).macs
+            return cost_of_step(self.shop.full.module, self.clients[0], batch_size=2).macs
         return self.shop.scalable.cost(width, batch_size=2).macs
 
     def model_widths(self, name: str) -> list[float]:
@@ -197,7 +183,7 @@ class Setting:
     def found_heads(self) -> tuple[str, ...]:
         """Names of the classifier's trained parameters; empty if the model has no linear layer for its outputs."""
         module = self.shop.full.module
-        heads = zoo.classifier(module, _num_outputs(module, self.clients[0]))
+        heads = zoo.classifier(module, num_outputs(module, self.clients[0]))
         return tuple(name for name in heads if name in self.start)
 
 
@@ -210,7 +196,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     """
     load_installed()
     tiers = profile.load(config.capacity_profile) if tiers is None else tiers
-    _presence(config)  # called for its error, before the data are read
+    presence_of(config)  # called for its error, before the data are read
     problem = problem_of(config)
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = placed(build(config, sizes), config)
@@ -229,7 +215,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     shop = Workshop(model, loss, scalable)
     setting = _setting(shop, clients, config, metric, [tiers.tiers[k].name for k in assigned], problem.name)
     step = step_of(config)
-    whole = _counted(model, clients[0], **step) if scalable is None else None
+    whole = cost_of_step(model, clients[0], **step) if scalable is None else None
     if config.start == "nested":
         widths = [client.width for client in setting.clients]
         setting = replace(setting, start=nested_start(setting.slicer, widths, setting.start, seed=config.seed))
@@ -280,33 +266,6 @@ def _tiers_for(
     return tiers, assigned, scalable
 
 
-def step_of(config: Config) -> dict[str, Any]:
-    """What decides the memory of a local step, as `submodels.cost` takes it."""
-    return {
-        "batch_size": config.batch_size,
-        "optimizer": COSTED[config.optimizer],
-        "accumulate": config.accumulate,
-    }
-
-
-def recipe_of(config: Config, *, own_augment: bool = False) -> Recipe:
-    """How local steps are taken under a configuration.
-
-    Args:
-        own_augment: whether samples are changed by a user's own function.
-    """
-    return Recipe(
-        optimizer=config.optimizer,
-        momentum=config.momentum if config.optimizer == "momentum" else Recipe.momentum,
-        weight_decay=config.weight_decay,
-        accumulate=config.accumulate,
-        autocast=config.autocast,
-        augment=OWN_AUGMENT if own_augment else config.augment,
-        schedule=config.lr_schedule,
-        warmup=config.lr_warmup,
-    )
-
-
 def from_model(
     model: nn.Module,
     clients: Sequence[Client],
@@ -350,130 +309,11 @@ def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cu
     return Setting((), shop, shop.full.take(), metric_of(ACCURACY), dataset, config, (), "sequential")
 
 
-def check_newcomer(client: Client, setting: Setting, sample: Sequence[int]) -> None:
-    """Raise an error if the data of a client that joins a run do not fit the model of the run.
-
-    Args:
-        sample: the shape of one input of the run.
-    """
-    if isinstance(client.train, Stored) or not isinstance(client.train[0], Tensor):
-        raise ValueError("the client that joins has a Dataset or several inputs; it needs a pair of tensors, (x, y)")
-    model, x = setting.shop.full.module, client.train[0]
-    if tuple(x.shape[1:]) != tuple(sample):
-        raise ValueError(
-            f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
-            f"{tuple(sample)}; prepare its data as those of the run were"
-        )
-    check_batch(model, client.n_train)
-    if setting.shop.loss is not F.cross_entropy:
-        return
-    outputs = _num_outputs(model, client)
-    for part in ("train", "val", "test"):
-        pair = getattr(client, part)
-        labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]
-        if labels.is_floating_point() or labels.dim() != 1:
-            raise ValueError(
-                f"the labels of {part} are {labels.dtype} of shape {tuple(labels.shape)}; the run has classes: give "
-                "whole numbers, (n,)"
-            )
-        wrong = [label for label in labels.unique().tolist() if label != rehearsal.IGNORED and not 0 <= label < outputs]
-        if wrong:
-            raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")
-
-
 def prepared(clients: Sequence[Client], setting: Setting) -> tuple[Client, ...]:
     """The clients with their shards on the device of a setting, and with their classes if these are masked there."""
     config = setting.config
     here = tuple(moved(client, config) for client in clients)
     return _masked(here, setting.shop.full.module)[0] if config.label_mask else here
-
-
-def build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
-    """Build the model of a run. The seed decides its weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(config.seed, "model"))
-        try:
-            return zoo.build(config.model, **sizes, **config.model_options)
-        # Constructors of libraries check little: bad options show as whatever went wrong with them.
-        except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
-            reason = one_line(str(error)) or type(error).__name__
-            raise ValueError(f"model {config.model!r} does not take these model_options ({reason})") from error
-
-
-def device_of(name: str) -> torch.device:
-    """The device of this name; "auto" is a GPU if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type == "cpu" and device.index:
-            raise RuntimeError("a machine has one CPU device")
-        # A name can be valid and the device missing; only an allocation shows it.
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
-    return device
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A context in which torch uses one thread: models are small, and sums come out the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def placed(model: nn.Module, config: Config) -> nn.Module:
-    """The model on the device and in the precision of a run."""
-    return model.to(device_of(config.device), getattr(torch, config.dtype))
-
-
-def scalable_of(
-    model: nn.Module, client: Client, remedy: str, outputs: Callable[[Any], Any] | None = None
-) -> ScalableModel:
-    """The model, traced so that it can be cut; an error says what to do about one that cannot be."""
-    try:
-        return ScalableModel(model, example_of(model, client), outputs=outputs)
-    except ValueError as error:
-        raise ValueError(f"{error}; a model that cannot be cut needs {remedy}") from error
-
-
-def example_of(model: nn.Module, client: Client) -> Inputs:
-    """A batch of one sample, on the device and in the precision of the model; a single tensor is all zeros."""
-    inputs, _ = read(first(client.train, 1))
-    # Of several inputs the values may matter: a mask of zeros hides everything.
-    return at_model(model, torch.zeros_like(inputs) if isinstance(inputs, Tensor) else inputs)
-
-
-def _counted(model: nn.Module, client: Client, **step: Any) -> Cost:
-    """The cost of a step of a model that is not cut."""
-    example = example_of(model, client)
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
-    return count(model, args, kwargs, **step)
-
-
-def with_rates(config: Config, model: nn.Module) -> Config:
-    """The configuration with step sizes; those that it does not give suit the kind of the model and the optimizer."""
-    global_lr = config.global_lr or OF_OPTIMIZER[config.optimizer] * RATES[_kind(model)]
-    return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
-
-
-def _kind(model: nn.Module) -> str:
-    """The kind of a model, by the layers that it trains: one of `RATES`."""
-    trained = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
-    # Weights of a convolution act at every position, so their gradients are longer than those of linear layers: the
-    # more so, the more axes it runs along.
-    if all([isinstance(part, nn.Linear) for part in trained]):
-        return "linear"
-    if all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
-        return "time"
-    # Gates saturate, and a symbol's embedding learns only where the symbol is.
-    recurrent = any([isinstance(part, nn.RNNBase) for part in trained])
-    known = all([isinstance(part, nn.Linear | nn.Embedding | nn.RNNBase) for part in trained])
-    return "recurrent" if recurrent and known else "other"
 
 
 def _setting(
@@ -501,38 +341,15 @@ def _setting(
         dataset=dataset,
         config=with_rates(config.override(device=str(device)), model),
         tiers=tuple(tiers),
-        engine=_engine(shop, clients, config),
+        engine=engine_for(shop, clients, config),
         heads=tuple(heads),
-        presence=_presence(config),
+        presence=presence_of(config),
     )
 
 
-def _presence(config: Config) -> Presence:
+def presence_of(config: Config) -> Presence:
+    """Who is there in which round, under a configuration."""
     return Presence(config.participation, trace.load(config.trace) if config.trace else ())
-
-
-def _engine(shop: Workshop, clients: Sequence[Client], config: Config) -> str:
-    """The engine of a run; an error if its workers need more memory than there is."""
-    recipe, available = recipe_of(config, own_augment=shop.augment is not None), available_bytes()
-    engine = choose(config.engine, config.workers, clients, shop, recipe)
-    if config.workers == 1 or engine not in ("threads", "processes") or available is None:
-        return engine
-    need = _worker_bytes(shop, clients, config)
-    if config.workers * need > available:
-        raise ValueError(
-            f"{config.workers} workers need about {need / GB:.2g} GB each to train this model, and "
-            f"{available / GB:.2g} GB are free; take --workers {max(1, available // need)}, or a smaller model or batch"
-        )
-    return engine
-
-
-def _worker_bytes(shop: Workshop, clients: Sequence[Client], config: Config) -> int:
-    """The memory that a worker needs for a step of the widest client's model."""
-    if shop.scalable is None:  # a model that was never traced: its weights, their gradients, and a model that travels
-        return 3 * sum(p.nbytes for p in shop.full.slots)
-    size = min(config.batch_size, max(client.n_train for client in clients))
-    step = step_of(config) | {"batch_size": size, "accumulate": min(config.accumulate, size)}
-    return shop.scalable.cost(max(client.width for client in clients), **step).train_bytes
 
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
@@ -544,27 +361,10 @@ def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
         yield replace(client, key=key)
 
 
-def moved(client: Client, config: Config) -> Client:
-    """The client with its shard on the device of a run. Validation and test data are moved later, batch by batch."""
-    device, dtype = device_of(config.device), getattr(torch, config.dtype)
-    train = client.train
-    if isinstance(train, Stored):
-        train = replace(train, device=device, dtype=dtype)
-    else:
-        train = tuple(mapped(lambda x: x.to(device, dtype if x.is_floating_point() else None), part) for part in train)
-    shards = {"train": train, "val": client.val, "test": client.test}
-    return replace(client, **{part: _bounded(shard, config.batch_size) for part, shard in shards.items()})
-
-
-def _bounded(shard: Shard | None, most: int) -> Shard | None:
-    """The shard, of which at most so many samples are in memory at once if it is a Dataset."""
-    return replace(shard, most=most) if isinstance(shard, Stored) else shard
-
-
 def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client, ...], list[str]]:
     """The clients, each with the classes of its shard, and the names of the classifier's parameters."""
     # The model is asked, because a shard may lack the last classes.
-    num_classes = _num_outputs(module, clients[0])
+    num_classes = num_outputs(module, clients[0])
     # All samples of a Dataset are read here, once: nothing else tells their classes.
     every = [labels_of(client.train) for client in clients]
     for i, labels in enumerate(every):
@@ -577,11 +377,3 @@ def _masked(clients: Sequence[Client], module: nn.Module) -> tuple[tuple[Client,
         tuple(replace(client, classes=mask) for client, mask in zip(clients, masks, strict=True)),
         zoo.classifier(module, num_classes),
     )
-
-
-def _num_outputs(module: nn.Module, client: Client) -> int:
-    """The number of outputs of a module for a sample; 0 if it returns no tensor."""
-    # A copy, so that its mode and statistics stay.
-    with torch.no_grad():
-        outputs = outputs_of(copy.deepcopy(module).eval(), at_model(module, read(first(client.train, 1))[0]))
-    return outputs.shape[-1] if isinstance(outputs, Tensor) and outputs.dim() else 0

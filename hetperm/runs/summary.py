@@ -10,10 +10,11 @@ from torch import Tensor
 from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.client import Client
-from hetperm.report.contents import ACCURACY, Attendance, Cost, Figures, Method, Mixing, Summary, Tier
+from hetperm.report.summary import ACCURACY, Attendance, Cost, Figures, Method, Mixing, Summary, Tier
 from hetperm.runs.scores import by_tier, figures
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
+from hetperm.shards import known_labels
 from hetperm.state import State, Work
 
 
@@ -107,7 +108,8 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
             "group": client.group,
             "n_train": client.n_train,
             "n_val": client.n_val,
-            "most_common": _most_common(client),
+            # Labels of nodes stay there; the server has zeros in their place.
+            "most_common": _most_common(client) if setting.nodes is None else None,
             metric: main.score[i],
             "loss": main.loss[i],
             "effective_partners": partners[i],
@@ -118,8 +120,8 @@ def client_rows(main: Trained, baselines: Mapping[str, Trained]) -> Iterator[dic
 
 def _most_common(client: Client) -> float | None:
     """The share of a client's training samples that are of its most common class; None if labels are no classes."""
-    y = client.train[1] if isinstance(client.train, tuple) else None
-    if not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 1:
+    y = known_labels(client.train)
+    if y is None or y.is_floating_point() or y.dim() != 1:
         return None
     return float(y.unique(return_counts=True)[1].max() / len(y))
 

@@ -1,9 +1,7 @@
 """One method from beginning to end: its epochs, the scores of its models after each, and its checkpoints."""
 
-import hashlib
 import math
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -11,9 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-import hetperm
 from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.algorithms.base import Algorithm
@@ -23,25 +18,22 @@ from hetperm.engine import choice
 from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
-from hetperm.plugins import digests
 from hetperm.runs import checkpoint, clock
 from hetperm.runs.checkpoint import Saved
+from hetperm.runs.counted import Counted
 from hetperm.runs.files import GrowingCsv
+from hetperm.runs.origin import DIVERGED, SCORES, misfit, origin_of, refusal, remedy
 from hetperm.runs.scores import Scores, by_tier, figures, scores
 from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
 from hetperm.server.pace import Pace
 from hetperm.server.store import in_memory, on_disk
-from hetperm.shards import Shard, Stored, tensors_of
 from hetperm.state import State
 from hetperm.texts import one_line
 
-NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
-SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
 SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
 BY_CLIENT = "client_scores"  # the key in the history of the scores of all clients, a list
 MOST_CURVES = 1000  # clients up to which each has a curve of its own
-DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,13 @@ def states(algorithm: Algorithm, epochs: int, *, after: State | None = None) -> 
 
 
 def epochs(
-    setting: Setting, name: str, *, steps: int, saved: Saved | None = None, folder: Path | None = None
+    setting: Setting,
+    name: str,
+    *,
+    steps: int,
+    saved: Saved | None = None,
+    folder: Path | None = None,
+    on_steps: Callable[[float], None] | None = None,
 ) -> Iterator[Saved]:
     """Train a method; yield a checkpoint before its first epoch and after each.
 
@@ -155,6 +153,7 @@ def epochs(
         steps: mini-batch gradients that each client may compute. PERM ignores it and takes what its visits need.
         saved: the checkpoint to resume from; if it is finished, nothing is trained.
         folder: where models are stored that wait on disk; None means the system's temporary folder.
+        on_steps: called after every round with the part of all steps that is spent, if their number is known.
     """
     if saved is not None and saved.finished:
         yield saved
@@ -163,7 +162,7 @@ def epochs(
     config, method = setting.config, METHODS[name]
     # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
-    origin = _origin(setting, name)
+    origin = origin_of(setting, name)
 
     def extra() -> dict[str, Any]:
         return {**origin, "seconds": time.perf_counter() - began, SIMULATED: watch.seconds}
@@ -175,6 +174,10 @@ def epochs(
         _naming(name, resumed=saved is not None),
         _opened(sized, base=min(setting.model_widths(name)) if method.one_size else 1.0) as engine,
     ):
+        budget = config.steps or (0 if method.mixes else steps)
+        if on_steps is not None and budget and not hasattr(engine, "flow"):
+            spent = 0.0 if saved is None else saved.state.work.client_steps
+            engine = Counted(engine, sized, budget, spent, on_steps)
         watch = _watch(sized, engine, saved)
         algorithm = algorithm_for(sized, name, watch if setting.devices else engine, steps=steps, keep=keep)
         rows = [] if saved is None else list(saved.history)
@@ -224,7 +227,8 @@ def _opened(setting: Setting, base: float) -> AbstractContextManager[Engine]:
     """A context with the engine of a setting: that of its nodes, or one of this machine."""
     if setting.nodes is not None:
         return closing(setting.nodes.engine(setting, base))
-    return choice.opened(setting.engine, setting.config.workers, setting.clients, setting.shop)
+    config = setting.config
+    return choice.opened(setting.engine, config.workers, setting.clients, setting.shop, address=config.address)
 
 
 def _done(algorithm: Algorithm, state: State, config: Config) -> State | None:
@@ -247,7 +251,7 @@ def _naming(method: str, *, resumed: bool = False) -> Iterator[None]:
             raise
         reason = one_line(str(error)) or type(error).__name__
         raise ValueError(
-            f"{method}: its checkpoint cannot be gone on with ({type(error).__name__}: {reason}); {_remove(method)}"
+            f"{method}: its checkpoint cannot be resumed from ({type(error).__name__}: {reason}); {remedy(method)}"
         ) from error
     except (NotFinite, RuntimeError, ValueError) as error:
         # Of the base kind: a subclass may not be made from a message alone.
@@ -281,7 +285,7 @@ def diverged(setting: Setting, name: str, last: Saved | None) -> Saved:
     """
     setting = setting_of(setting, name)
     nan = [math.nan] * len(setting.clients)
-    extra = {**_origin(setting, name), "seconds": 0.0} if last is None else last.extra
+    extra = {**origin_of(setting, name), "seconds": 0.0} if last is None else last.extra
     return Saved(
         State(0, setting.start, ()) if last is None else last.state,
         () if last is None else last.history,
@@ -305,10 +309,12 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
         path = checkpoint_file(folder, method)
         if path.exists():
             own = setting_of(setting, method)
-            found[method] = checkpoint.load(path, setting.config.device, refuse=partial(_foreign, _origin(own, method)))
-            wrong = _misfit(found[method], own, method)
+            found[method] = checkpoint.load(
+                path, setting.config.device, refuse=partial(refusal, origin_of(own, method))
+            )
+            wrong = misfit(found[method], own, method)
             if wrong:
-                raise ValueError(f"{path} is not of this run: {wrong} in it is wrong; {_remove(method)}")
+                raise ValueError(f"{path} is not of this run: {wrong} in it is wrong; {remedy(method)}")
     return found
 
 
@@ -350,114 +356,6 @@ def client_curve_rows(history: Sequence[Mapping[str, Any]], metric: str) -> list
 def checkpoint_file(folder: Path, method: str) -> Path:
     """The checkpoint file of a method."""
     return folder / f"{method}.safetensors"
-
-
-def _origin(setting: Setting, method: str) -> dict[str, Any]:
-    """What a checkpoint says of where it comes from: with another method, version or setting it is of no use."""
-    settings = tomllib.loads(setting.config.to_toml())
-    return {
-        "method": method,
-        "hetperm": hetperm.__version__,
-        "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
-        "setting": _fingerprint(setting),
-        **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
-    }
-
-
-def _foreign(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
-    """Why a checkpoint of one origin cannot be used where another is wanted, and what to do; None if it can."""
-    method, version, config = (was.get(key) for key in ("method", "hetperm", "config"))
-    if method != ours["method"]:
-        return f"it holds {method!r} and not {ours['method']!r}; {_remove(ours['method'])}, or put the right file back"
-    if version != ours["hetperm"]:
-        wrote = f"hetperm {version} wrote it and this is {ours['hetperm']}"
-        return f"{wrote}; go on with that version, or {_remove(method)}"
-    different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
-    if different:
-        return different
-    if was.get("plugins") != ours.get("plugins"):
-        return "a plugin has changed since; bring it back as it was, or start another run with --out"
-    if was.get("setting") != ours["setting"]:
-        what = "it has other clients, labels or another model (or trace)"
-        return f"{what}; bring those back, or start another run with --out"
-    return None
-
-
-def _remove(method: str) -> str:
-    return f"remove it to train {method} from the start with --resume"
-
-
-def _misfit(saved: Saved, setting: Setting, method: str) -> str | None:
-    """The part of a checkpoint that does not fit the clients and epochs of its run; None if all does."""
-    state, extra, count = saved.state, saved.extra, len(setting.clients)
-    is_diverged = DIVERGED in extra
-    fits = {
-        "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
-        "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
-        "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
-        "the mixing weights": (is_diverged or not METHODS[method].mixes)
-        if state.alpha is None
-        else _is_mixing(state.alpha, count),
-        "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
-        "the models": is_diverged or _models_fit(state, setting, method),
-        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
-    }
-    return next((part for part, right in fits.items() if not right), None)
-
-
-def _is_mixing(alpha: Tensor, count: int) -> bool:
-    """Whether these can be mixing weights of so many clients."""
-    numbers = alpha.coalesce().values() if alpha.is_sparse else alpha
-    return tuple(alpha.shape) == (count, count) and alpha.is_floating_point() and bool(numbers.isfinite().all())
-
-
-def _alike(model: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> bool:
-    """Whether what a model has in common with the start has its shapes and types."""
-    pairs = [(x, start[name]) for name, x in model.items() if name in start]
-    return all([(x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs])
-
-
-def _models_fit(state: State, setting: Setting, method: str) -> bool:
-    """Whether every client has a personal model of its width; before the first epoch there may be none."""
-    if not state.r and not state.v:
-        return True
-    benches = [setting.shop.at(width) for width in setting.model_widths(method)]
-    wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
-    models = [state.v] if state.tail is None else [state.v, state.tail]
-    if not all([bool(x.isfinite().all()) for v in models for one in v for x in one.values()]):
-        return False
-    return all([[{name: (x.shape, x.dtype) for name, x in one.items()} for one in v] == wanted for v in models])
-
-
-def _is_scores(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and all([isinstance(x, float) for x in value])
-
-
-def _fingerprint(setting: Setting) -> str:
-    """A hash of the clients and the model of a setting, which a configuration does not tell.
-
-    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine. Of
-    stored samples only their number counts: reading all of them may take an hour.
-    """
-    total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
-    for client in setting.clients:
-        if setting.nodes is not None:  # how many samples a node has is known when it comes, which may be later
-            total.update(repr((client.key, client.width)).encode())
-            continue
-        shapes, labels = _shapes(client.train)
-        total.update(repr((client.key, client.width, *shapes)).encode())
-        total.update(labels)
-    if setting.presence.trace:
-        total.update(repr(setting.presence.trace).encode())
-    return total.hexdigest()
-
-
-def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:
-    """The shapes of inputs and the type of labels, and the bytes of the labels."""
-    if isinstance(shard, Stored):
-        return (shard.size,), b""
-    x, y = shard
-    return (*(tuple(one.shape) for one in tensors_of(x)), y.dtype), y.detach().cpu().numpy().tobytes()
 
 
 # Rows of the metrics

@@ -2,27 +2,27 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetperm import __version__
 from hetperm import config as configuration
 from hetperm.advice import did_you_mean
-from hetperm.config import Config
-from hetperm.data import Problem
+from hetperm.config import OWN, Config
 from hetperm.metrics import metric_of
 from hetperm.runs import client_models, files
 from hetperm.runs.export import formats
 from hetperm.runs.export.options import FOLDER, Options
-from hetperm.runs.export.package import Subject, samples_of
+from hetperm.runs.export.package import Data, Subject, subject_of
 from hetperm.runs.export.verify import Check, Runtime, blocked_by, check
-from hetperm.runs.setting import OWN, one_thread, problem_of
+from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import problem_of
 from hetperm.texts import shown
 
 FORMAT = 1  # of the manifest
@@ -48,16 +48,21 @@ class Exported:
     path: Path | None
 
 
-def export_folder(folder: str | Path, options: Options, on_client: OnClient | None = None) -> list[Exported]:
-    """Export models of a run's folder. Each client's validation data are made again from the run's configuration.
+def export_folder(
+    folder: str | Path, options: Options, on_client: OnClient | None = None, data: Data | None = None
+) -> list[Exported]:
+    """Export models of a run's folder, or of a node's.
 
     Args:
         on_client: called after every client.
+        data: those to verify on; each client's are made again from the run's configuration unless given.
     """
     folder = Path(folder)
     formats.check_extra(options.format)
     manifests = _chosen(folder, options)
-    subjects = _subjects(folder, manifests, _problem(folder, manifests, options), options)
+    data = _data(folder, manifests, options) if data is None else data
+    models = client_models.load_clients(folder, manifests)
+    subjects = (subject_of(module, manifests[i], data, options) for i, module in models)
     return _export(subjects, options, options.out or folder / FOLDER, on_client)
 
 
@@ -72,26 +77,28 @@ def export_result(result: Any, manifest_of: Callable[[int], Mapping[str, Any]], 
     if out is None:
         raise ValueError("this result has no folder to write files to; name one: result.export(out=...)")
     setting = result.setting
-    numbers = _select(dict(enumerate(setting.tiers)), options, "this run")
+    mask = setting.clients[0].classes  # all clients have one, or none
+    num_classes = 0 if mask is None else len(mask)
+    data = Data(setting.clients, setting.metric, num_classes, setting.preparation, setting.class_names)
+    joined = _joined(result.folder, len(setting.clients))
+    tiers = dict(enumerate(setting.tiers)) | {i: str(manifest.get("tier")) for i, manifest in joined.items()}
 
-    def subjects() -> Iterator[Subject]:
-        for i in numbers:
-            client = setting.clients[i]
-            x, y, part = samples_of(client, options.samples)
-            yield Subject(
-                client=i,
-                module=result.model(i).cpu(),
-                model=manifest_of(i),
-                x=x,
-                y=y,
-                part=part,
-                metric=setting.metric,
-                preparation=setting.preparation,
-                classes=client.classes,
-                class_names=setting.class_names,
-            )
+    def models() -> Iterator[tuple[nn.Module, Mapping[str, Any]]]:
+        for i in _select(tiers, options, "this run"):
+            if i in joined:
+                whole = setting.shop.scalable or setting.shop.full.module
+                yield client_models.load_client(result.folder, i, whole), joined[i]
+            else:
+                yield result.model(i).cpu(), {**manifest_of(i), "client": i}
 
-    return _export(subjects(), options, out)
+    return _export((subject_of(*model, data, options) for model in models()), options, out)
+
+
+def _joined(folder: Path | None, trained: int) -> dict[int, Mapping[str, Any]]:
+    """Client -> the manifest of its model, of the clients that joined the run in a folder after it had ended."""
+    if folder is None:
+        return {}
+    return {i: client_models.read_manifest(folder, i) for i in client_models.clients(folder) if i >= trained}
 
 
 # Which models, and the data that belong to them
@@ -107,7 +114,11 @@ def _chosen(folder: Path, options: Options) -> dict[int, Mapping[str, Any]]:
         if seeds:
             raise ValueError(f"{folder} holds a run for each of {len(seeds)} seeds; name one: {folder / seeds[0]}")
         remedy = "name the folder of a run, such as runs/digits-perm"
-        if (folder / "config.toml").is_file():
+        if (folder / "federation.json").is_file():
+            remedy = "each node of a federation has its own: give `hetperm export` the folder of a node, on its machine"
+        elif (folder / "node.toml").is_file():
+            remedy = "this node gets one when its federation ends"
+        elif (folder / "config.toml").is_file():
             remedy = f"finish the run: hetperm train --config {folder}/config.toml --out {folder} --resume"
         raise FileNotFoundError(f"there are no clients' models in {folder}; {remedy}")
     manifests = {i: client_models.read_manifest(folder, i) for i in numbers}
@@ -130,7 +141,7 @@ def _select(tiers: Mapping[int, str], options: Options, where: str) -> list[int]
     return [i for i, tier in tiers.items() if options.tier in (None, tier)]
 
 
-def _problem(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: Options) -> Problem:
+def _data(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: Options) -> Data:
     """The data of a run, made again from its configuration; an error if they are not those it was trained on."""
     path = folder / "config.toml"
     if not path.is_file():
@@ -139,6 +150,8 @@ def _problem(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: 
         config = configuration.load(path)
     except ValueError as error:
         wrote = next(iter(manifests.values()))["hetperm"]
+        if wrote == __version__:
+            raise
         raise ValueError(f"{error}; the run is of hetperm {wrote} and this is {__version__}: use that one") from error
     if config.dataset == OWN:
         raise ValueError(
@@ -147,44 +160,20 @@ def _problem(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: 
         )
     problem = problem_of(_relocated(config, options))
     for i, manifest in manifests.items():
+        if manifest.get("joined"):
+            continue  # its data are in no file
         n = problem.clients[i].n_train if i < len(problem.clients) else 0
         if n != manifest.get("n_train"):
             raise ValueError(
                 f"client {i} of {folder} had {manifest.get('n_train')} training samples, and {config.dataset} gives it "
                 f"{n} here; the data must be those of the run (--data-dir)"
             )
-    return problem
+    metric = metric_of(config.metric or problem.metric)
+    return Data(problem.clients, metric, problem.num_classes, problem.preparation, problem.class_names)
 
 
 def _relocated(config: Config, options: Options) -> Config:
     return config if options.data_dir is None else config.override(data_dir=options.data_dir)
-
-
-def _subjects(
-    folder: Path, manifests: Mapping[int, Mapping[str, Any]], problem: Problem, options: Options
-) -> Iterator[Subject]:
-    for i, module in client_models.load_clients(folder, manifests):
-        x, y, part = samples_of(problem.clients[i], options.samples)
-        yield Subject(
-            client=i,
-            module=module,
-            model=manifests[i],
-            x=x,
-            y=y,
-            part=part,
-            metric=metric_of(problem.metric),
-            preparation=problem.preparation,
-            classes=_mask(manifests[i].get("classes"), problem.num_classes),
-            class_names=problem.class_names,
-        )
-
-
-def _mask(classes: Sequence[int] | None, num_classes: int) -> Tensor | None:
-    if classes is None:
-        return None
-    mask = torch.zeros(num_classes, dtype=torch.bool)
-    mask[list(classes)] = True
-    return mask
 
 
 # Files
@@ -201,7 +190,13 @@ def _export(
             if runtime is None:  # one for all files, because its start takes seconds
                 runtime = stack.enter_context(Runtime(options.format, blocked_by(subject.module, options.format)))
             verdict = check(file, subject, options, runtime)
-            if subject.part == "train":
+            if subject.source is not None:
+                log.warning(
+                    "client %d joined later; its file was run on data of client %d, from which it learns most",
+                    subject.client,
+                    subject.source,
+                )
+            elif subject.part == "train":
                 log.warning("client %d has no validation data; its file was run on training data", subject.client)
             path = None if verdict.fault else _write(out, subject, options, file, verdict)
             exported.append(
@@ -278,6 +273,7 @@ def manifest(subject: Subject, options: Options, file: bytes, verdict: Check) ->
         "accuracy": model.get("accuracy"),
         "verified": {
             "on": subject.part,
+            "of_client": subject.client if subject.source is None else subject.source,
             "samples": len(stored),
             "largest_difference": verdict.difference,
             "largest_output": verdict.scale,

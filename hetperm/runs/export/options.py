@@ -34,7 +34,8 @@ class Options:
     all: bool = False
     """All clients, as without --client and --tier."""
     precision: Precision = "float32"
-    """float16 halves a file; int8 quarters it: weights are stored, and inputs of layers rounded, in 8 bits."""
+    """float16 halves a file (with executorch only its linear layers); int8 quarters it: weights are stored, and inputs
+    of layers rounded, in 8 bits."""
     batch: Literal["one", "dynamic"] = "one"
     """Samples of a call: always one, or any number (with executorch up to 64)."""
     samples: Annotated[int, whole(1)] = 256

@@ -1,6 +1,6 @@
 """What is exported: a client's model with its preprocessing and its classes, and the data it is verified on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from hetperm.client import Client
 from hetperm.data.images import Preparation
 from hetperm.device.bench import ABSENT, masked
+from hetperm.runs.export.options import Options
 from hetperm.shards import rows_of, size_of
+from hetperm.texts import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,7 @@ class Subject:
         preparation: how stored values became inputs; None if they are inputs as they are.
         classes: (num_classes,) bool, the classes that the client predicts; None: all.
         class_names: the name of every class; empty if they have none.
+        source: the client that the samples are of, if they are not its own.
     """
 
     client: int
@@ -39,6 +42,7 @@ class Subject:
     preparation: Preparation | None = None
     classes: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    source: int | None = None
 
     @property
     def stored(self) -> Tensor:
@@ -88,6 +92,83 @@ class Packaged(nn.Module):
             x = (x - self.offset) * self.factor
         y = self.module(x.to(self.dtype) if self.floating else x).float()
         return y.masked_fill(self.absent, ABSENT) if self.masks else y
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """The data of a run that its clients' models are verified on.
+
+    Attributes:
+        clients: (N,) those that the run was trained with; at a node, its number -> the one that is there.
+        metric, preparation, class_names: see `Subject`.
+        num_classes: outputs of the model, if clients mask some.
+    """
+
+    clients: Sequence[Client] | Mapping[int, Client]
+    metric: Callable[[Tensor, Tensor], Tensor]
+    num_classes: int
+    preparation: Preparation | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def subject_of(module: nn.Module, model: Mapping[str, Any], data: Data, options: Options) -> Subject:
+    """A client's model with what is needed to export it.
+
+    Args:
+        module: the model, in evaluation mode.
+        model: its manifest.
+    """
+    source = source_of(model, len(data.clients))
+    x, y, part = samples_of(data.clients[source], options.samples)
+    return Subject(
+        client=model["client"],
+        module=module,
+        model=model,
+        x=x,
+        y=y,
+        part=part,
+        metric=data.metric,
+        preparation=data.preparation,
+        classes=mask_of(model, data.num_classes),
+        class_names=data.class_names,
+        source=None if source == model["client"] else source,
+    )
+
+
+def source_of(model: Mapping[str, Any], trained: int) -> int:
+    """The client whose data a model is verified on: its own or, as a newcomer's are in no file, its closest partner's.
+
+    Args:
+        model: the manifest of the model.
+        trained: the number of clients that the run was trained with, whose data can be had.
+
+    Example:
+        >>> source_of({"client": 2}, 3), source_of({"client": 3, "joined": True, "alpha": [0.1, 0.5, 0.2, 0.2]}, 3)
+        (2, 1)
+    """
+    if not model.get("joined"):
+        return model["client"]
+    alpha = model.get("alpha")
+    if not isinstance(alpha, list) or len(alpha) <= trained or not all(isinstance(a, int | float) for a in alpha):
+        raise _damaged(model, "alpha")
+    return max(range(trained), key=alpha.__getitem__)
+
+
+def mask_of(model: Mapping[str, Any], num_classes: int) -> Tensor | None:
+    """(num_classes,) bool, the classes that a model predicts, as its manifest says; None: all."""
+    classes = model.get("classes")
+    if classes is None:
+        return None
+    if not isinstance(classes, list) or not all([type(k) is int and 0 <= k < num_classes for k in classes]):
+        raise _damaged(model, "classes")
+    mask = torch.zeros(num_classes, dtype=torch.bool)
+    mask[classes] = True
+    return mask
+
+
+def _damaged(model: Mapping[str, Any], key: str) -> ValueError:
+    what = shown(model.get(key))
+    return ValueError(f"{key} of client {model['client']} is {what}, which no run writes; copy its manifest again")
 
 
 def samples_of(client: Client, most: int) -> tuple[Tensor, Tensor, str]:

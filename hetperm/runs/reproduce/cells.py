@@ -17,7 +17,8 @@ from hetperm.config import FIELDS, NOT_KEPT, Config
 from hetperm.params import NotFinite
 from hetperm.runs import files, training
 from hetperm.runs.checkpoint import Saved
-from hetperm.runs.setting import Setting, from_config, one_thread
+from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import Setting, from_config
 from hetperm.runs.summary import mixing_of, summary_of
 from hetperm.state import State
 

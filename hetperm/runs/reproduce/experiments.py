@@ -17,14 +17,16 @@ from hetperm.engine import choice
 from hetperm.methods import METHODS, options_for
 from hetperm.report import comparison, comparison_pictures, pictures
 from hetperm.report.comparison import BUDGET_WORDS, SPENT, Table
+from hetperm.report.paired import Difference, paired
 from hetperm.runs import training
+from hetperm.runs.placement import one_thread
 from hetperm.runs.reproduce import cells
 from hetperm.runs.reproduce.cells import Cell, Row, Settings
 from hetperm.runs.reproduce.grouped import CLASSES, FEATURES, grouped
 from hetperm.runs.reproduce.options import BUDGETS
 from hetperm.runs.reproduce.plan import Case, Plan, variants
 from hetperm.runs.reproduce.session import Session
-from hetperm.runs.setting import Setting, from_model, one_thread
+from hetperm.runs.setting import Setting, from_model
 from submodels import zoo
 
 NEAR = 0.02  # budgets that differ by less count as equal: the row of before stands
@@ -162,15 +164,15 @@ def _own(rows: Sequence[Row]) -> list[Row]:
 
 def _gains(
     rows: Mapping[str, Sequence[Row]], cases: Mapping[str, str], method: str, rivals: Sequence[str]
-) -> dict[str, list[comparison.Difference | None]]:
+) -> dict[str, list[Difference | None]]:
     """budget -> by how much a method is ahead of the best rival in every setting."""
-    gains: dict[str, list[comparison.Difference | None]] = {}
+    gains: dict[str, list[Difference | None]] = {}
     for budget, found in rows.items():
         gains[f"at equal {BUDGET_WORDS[budget]}"] = column = []
         for case in cases:
             rival = comparison.best_rival(found, case, rivals)
             pair = [comparison.sample(found, setting=case, method=name) for name in (method, rival)]
-            column.append(comparison.paired(*pair) if rival else None)
+            column.append(paired(*pair) if rival else None)
     return gains
 
 
@@ -322,9 +324,9 @@ def ablations(session: Session, *, name: str = "ablations", title: str = "One ch
 
 
 def _ablation_picture(rows: Sequence[Row], cases: Mapping[str, str], labels: Sequence[str]) -> pictures.Figure:
-    def gain(case: str, label: str) -> comparison.Difference | None:
+    def gain(case: str, label: str) -> Difference | None:
         changed, base = (comparison.sample(rows, setting=case, variant=name) for name in (label, DEFAULT))
-        return comparison.paired(changed, base)
+        return paired(changed, base)
 
     series = {title: [gain(case, label) for label in labels] for case, title in cases.items()}
     return comparison_pictures.forest(labels, series, title="", axis="accuracy minus that of the default")

@@ -19,7 +19,7 @@ EXPERIMENTS = {
     "rates": "PERM with step sizes from a tenth of the default to twice it",
     "scale": "partners and mass on one's own group with up to a thousand clients",
 }
-TUNED = ("synthetic", "cifar10", "femnist", "hetero")  # those that have a grid for every method
+TUNED = ("synthetic", "cifar10", "femnist", "hetero", "natural")  # those that have a grid for every method
 SEEDS = (0, 1, 2, 3, 4)
 TUNING_SEEDS = (100, 101)  # tuning must not see the data that results are reported on
 PATHS = {

@@ -10,8 +10,8 @@ import tomli_w
 
 from hetperm.report import grid, pictures
 from hetperm.report.comparison import Table
-from hetperm.report.contents import is_blank
 from hetperm.report.results_page import duration
+from hetperm.report.summary import is_blank
 from hetperm.runs import files
 from hetperm.runs.machine import commit, machine
 from hetperm.runs.reproduce.cells import Cell, Measure, Row, measured

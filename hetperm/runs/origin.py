@@ -1,0 +1,132 @@
+"""Where a checkpoint comes from: what it says of its run, and whether it fits the one that is to be resumed."""
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+import hetperm
+from hetperm.methods import METHODS
+from hetperm.plugins import digests
+from hetperm.runs import checkpoint
+from hetperm.runs.checkpoint import Saved
+from hetperm.runs.setting import Setting
+from hetperm.shards import Shard, Stored, known_labels, tensors_of
+from hetperm.state import State
+
+NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
+SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
+DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
+
+
+def origin_of(setting: Setting, method: str) -> dict[str, Any]:
+    """What a checkpoint says of where it comes from: with another method, version or setting it is of no use."""
+    settings = tomllib.loads(setting.config.to_toml())
+    return {
+        "method": method,
+        "hetperm": hetperm.__version__,
+        "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
+        "setting": _fingerprint(setting),
+        **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
+    }
+
+
+def refusal(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint of one origin cannot be used where another is wanted, and what to do; None if it can."""
+    method, version, config = (was.get(key) for key in ("method", "hetperm", "config"))
+    if method != ours["method"]:
+        return f"it holds {method!r} and not {ours['method']!r}; {remedy(ours['method'])}, or put the right file back"
+    if version != ours["hetperm"]:
+        wrote = f"hetperm {version} wrote it and this is {ours['hetperm']}"
+        return f"{wrote}; go on with that version, or {remedy(method)}"
+    different = checkpoint.changed(config if isinstance(config, dict) else {}, ours["config"])
+    if different:
+        return different
+    if was.get("plugins") != ours.get("plugins"):
+        return "a plugin has changed since; bring it back as it was, or start another run with --out"
+    if was.get("setting") != ours["setting"]:
+        what = "it has other clients, labels or another model (or trace)"
+        return f"{what}; bring those back, or start another run with --out"
+    return None
+
+
+def remedy(method: str) -> str:
+    """What to do about a checkpoint that is of no use."""
+    return f"remove it to train {method} from the start with --resume"
+
+
+def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
+    """The part of a checkpoint that does not fit the clients and epochs of its run; None if all does."""
+    state, extra, count = saved.state, saved.extra, len(setting.clients)
+    is_diverged = DIVERGED in extra
+    fits = {
+        "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
+        "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
+        "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
+        "the mixing weights": (is_diverged or not METHODS[method].mixes)
+        if state.alpha is None
+        else _is_mixing(state.alpha, count),
+        "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
+        "the models": is_diverged or _models_fit(state, setting, method),
+        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
+    }
+    return next((part for part, right in fits.items() if not right), None)
+
+
+def _is_mixing(alpha: Tensor, count: int) -> bool:
+    """Whether these can be mixing weights of so many clients."""
+    numbers = alpha.coalesce().values() if alpha.is_sparse else alpha
+    return tuple(alpha.shape) == (count, count) and alpha.is_floating_point() and bool(numbers.isfinite().all())
+
+
+def _alike(model: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> bool:
+    """Whether what a model has in common with the start has its shapes and types."""
+    pairs = [(x, start[name]) for name, x in model.items() if name in start]
+    return all([(x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs])
+
+
+def _models_fit(state: State, setting: Setting, method: str) -> bool:
+    """Whether every client has a personal model of its width; before the first epoch there may be none."""
+    if not state.r and not state.v:
+        return True
+    benches = [setting.shop.at(width) for width in setting.model_widths(method)]
+    wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
+    models = [state.v] if state.tail is None else [state.v, state.tail]
+    if not all([bool(x.isfinite().all()) for v in models for one in v for x in one.values()]):
+        return False
+    return all([[{name: (x.shape, x.dtype) for name, x in one.items()} for one in v] == wanted for v in models])
+
+
+def _is_scores(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all([isinstance(x, float) for x in value])
+
+
+def _fingerprint(setting: Setting) -> str:
+    """A hash of the clients and the model of a setting, which a configuration does not tell.
+
+    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine. Of
+    stored samples only their number counts: reading all of them may take an hour.
+    """
+    total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
+    for client in setting.clients:
+        if setting.nodes is not None:  # how many samples a node has is known when it comes, which may be later
+            total.update(repr((client.key, client.width)).encode())
+            continue
+        shapes, labels = _shapes(client.train)
+        total.update(repr((client.key, client.width, *shapes)).encode())
+        total.update(labels)
+    if setting.presence.trace:
+        total.update(repr(setting.presence.trace).encode())
+    return total.hexdigest()
+
+
+def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:
+    """The shapes of inputs and the type of labels, and the bytes of the labels."""
+    if isinstance(shard, Stored):
+        known = known_labels(shard)
+        return (shard.size,), b"" if known is None else known.numpy().tobytes()
+    x, y = shard
+    return (*(tuple(one.shape) for one in tensors_of(x)), y.dtype), y.detach().cpu().numpy().tobytes()
