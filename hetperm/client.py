@@ -60,7 +60,7 @@ class Client:
                 if fault:
                     raise ValueError(f"{self._name}: {part} {fault}")
         for part, pair in (("val", self.val), ("test", self.test)):
-            shapes = _shape(self.train), None if pair is None else _shape(pair)
+            shapes = input_shape(self.train), None if pair is None else input_shape(pair)
             if None not in shapes and shapes[0] != shapes[1]:
                 raise ValueError(f"{self._name}: an input of {part} has shape {shapes[1]} and one of train {shapes[0]}")
         if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
@@ -169,7 +169,7 @@ def _finite(tensor: Tensor) -> bool:
     return finite
 
 
-def _shape(shard: Shard) -> tuple[int, ...] | None:
+def input_shape(shard: Shard) -> tuple[int, ...] | None:
     """The shape of one input, read without copying a view; None of several inputs and of stored samples."""
     if isinstance(shard, Stored):
         return None

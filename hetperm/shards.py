@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from hetperm.texts import shown
+
 Inputs = Tensor | tuple | dict  # what a model takes: a tensor (n, ...), or several
 Batch = tuple[Inputs, Tensor]  # inputs and labels, in memory
 LABELS = ("labels", "label")  # the keys of a dict batch that hold its labels
@@ -186,10 +188,19 @@ def batches_of(shard: Shard, size: int) -> Iterator[Batch]:
 
 
 def labels_of(shard: Shard, size: int = 512) -> Tensor:
-    """(n, ...) the labels alone; stored samples are read once, at most ``size`` at a time."""
+    """(n, ...) the labels alone; stored samples are read once, at most ``size`` at a time, unless labels are known."""
+    known = known_labels(shard)
+    return torch.cat([y for _, y in batches_of(shard, size)]) if known is None else known
+
+
+def known_labels(shard: Shard) -> Tensor | None:
+    """(n, ...) the labels if they are at hand; None of stored samples whose data set does not list its ``labels``."""
     if not isinstance(shard, Stored):
         return shard[1]
-    return torch.cat([y for _, y in batches_of(shard, size)])
+    labels = getattr(shard.dataset, "labels", None)
+    if not (isinstance(labels, Tensor) and shard.collate is None and len(labels) == len(shard.dataset)):
+        return None
+    return labels if shard.rows is None else labels[shard.rows]
 
 
 def _rows(pair: Batch, rows: Tensor) -> Batch:
@@ -280,7 +291,7 @@ class Cached(Dataset):
 
     def __init__(self, dataset: Any, mb: float):
         if not (isinstance(mb, int | float) and mb > 0):
-            raise ValueError(f"a cache of {mb!r} MB holds nothing; give a number above 0")
+            raise ValueError(f"a cache of {shown(mb)} MB holds nothing; give a number above 0")
         self.dataset, self._most = dataset, mb * 2**20
         self._kept: OrderedDict[int, tuple[Any, int]] = OrderedDict()  # row -> (sample, its bytes), oldest use first
         self._bytes = 0

@@ -18,13 +18,20 @@ BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports():
-    """scikit-learn and torchvision take a second to import; no single test should be charged with it."""
-    import sklearn.datasets  # noqa: F401
+    """torchvision takes a second to import; no single test should be charged with it."""
     import torchvision.transforms.functional  # noqa: F401
 
 
 def digits(partition, num_clients=10, *, seed=0, **options):
     return load("digits", num_clients=num_clients, partition=partition, seed=seed, **options)
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    theirs, ours = load_digits(), images.digits().images
+    assert (ours.x.dtype, ours.x.shape) == (torch.uint8, (1797, 1, 8, 8))
+    assert (ours.x[:, 0].numpy() == theirs.images).all() and (ours.y.numpy() == theirs.target).all()
 
 
 def numbered(monkeypatch, *, n=1000, classes=10, size=4):

@@ -10,8 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from hetperm import Config, shards
 from hetperm.client import View
-from hetperm.data import folder, images, load
+from hetperm.data import folder, images, load, views
+from hetperm.runs import training
+from hetperm.runs.setting import from_config
+from hetperm.shards import Stored
 
 EVERY = ["iid", "classes:2", "class-groups:2", "dirichlet:0.3", "label-shift:2", "rotation:4"]
 
@@ -393,3 +397,58 @@ def test_an_image_of_more_pixels_than_fit_is_refused_before_it_is_decoded(tmp_pa
     monkeypatch.setattr(folder, "MOST_PIXELS", 15)
     with pytest.raises(OSError, match=r"cannot be read as an image \(4x4 is more than 15 pixels; shrink it first\)"):
         read(tmp_path)
+
+
+# Folders larger than memory
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Room for thirty images of 4x4 as float32; as pixels, a cache holds 90 for training and 15 for testing."""
+    monkeypatch.setattr(views, "MOST", 30 * 4 * 48)
+
+
+@pytest.mark.parametrize("partition", EVERY)
+def test_images_that_are_decoded_when_read_are_those_that_memory_would_hold(tmp_path, monkeypatch, partition):
+    root = write(tmp_path, FOUR)
+    whole = read(root, partition, 4, max_test_samples=5)
+    monkeypatch.setattr(views, "MOST", 30 * 4 * 48)
+    monkeypatch.setattr(images, "AT_ONCE", 100)  # the mean is taken of two images at a time
+    for client, expected in zip(read(root, partition, 4, max_test_samples=5).clients, whole.clients, strict=True):
+        assert isinstance(client.train, Stored)
+        for part in ("train", "val", "test"):
+            (x, y), (their_x, their_y) = shards.read(getattr(client, part)), getattr(expected, part)
+            torch.testing.assert_close(x, their_x)
+            assert torch.equal(y, their_y) and torch.equal(shards.known_labels(getattr(client, part)), y)
+
+
+def test_a_large_folder_is_decoded_when_read_and_a_bounded_part_of_it_is_kept(tmp_path, little_memory, monkeypatch):
+    files = decoded(monkeypatch)
+    problem = read(write(tmp_path, {"ant": 80, "bee": 80}), num_clients=2)
+    measured = len(files)
+    assert measured <= 1 + len(problem.clients) * problem.clients[0].n_train  # one for its size, the rest for the mean
+    shard = problem.clients[0].train
+    rows = torch.tensor([3, 1, 4])
+    shards.rows_of(shard, rows)
+    shards.rows_of(shard, rows)
+    assert len(files) == measured + 3  # decoded once, then kept
+    for _ in range(2):
+        for client in problem.clients:
+            shards.read(client.train), shards.read(client.test)
+    pools = {id(part.dataset.pixels): part.dataset.pixels for c in problem.clients for part in (c.train, c.val, c.test)}
+    assert len(pools) == 3 and 0 < sum(pool.mb_kept for pool in pools.values()) * 2**20 <= views.MOST
+    assert len(files) > measured + 3 + 128  # more than fits was read twice
+
+
+def test_a_run_on_a_large_folder_ends_as_one_in_memory(tmp_path, monkeypatch):
+    root = write(tmp_path, {"ant": 20, "bee": 20})
+    config = Config(dataset=f"imagefolder:{root}", partition="iid", model="mlp", num_clients=2, samples_per_client=None)
+    config = config.override(steps=8, epochs=2, engine="sequential", dtype="float64", capacity_profile="homogeneous")
+    ends = []
+    for most in (views.MOST, 100):
+        monkeypatch.setattr(views, "MOST", most)
+        *_, saved = training.epochs(from_config(config), "perm", steps=8)
+        ends.append(saved)
+    assert ends[0].history[-1]["accuracy_mean"] == ends[1].history[-1]["accuracy_mean"]
+    for ours, theirs in zip(ends[0].state.v, ends[1].state.v, strict=True):
+        torch.testing.assert_close(ours, theirs)

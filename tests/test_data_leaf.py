@@ -10,13 +10,6 @@ import torch
 from hetperm.data import images, load
 from hetperm.data.partition import divide
 
-
-@pytest.fixture(scope="module", autouse=True)
-def slow_imports():
-    """scikit-learn takes a second to import; no single test should be charged with it."""
-    import sklearn.datasets  # noqa: F401
-
-
 SIZES = {"w3": 12, "w1": 20, "w0": 6, "w2": 1, "w4": 9}
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,6 +222,14 @@ def test_classes_are_named_counted_or_read_off_the_labels(write):
     assert read(write(**arrays, classes=5)).num_classes == 5
 
 
+def test_a_member_that_is_no_array_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
+        archive.writestr("x.npy", b"hello")
+        archive.writestr("y", b"")
+    with pytest.raises(ValueError, match=r"some\.npz: x is no array of numpy; save it with numpy\.savez$"):
+        read(tmp_path / "some.npz")
+
+
 def test_arrays_of_other_names_are_not_read(write):
     assert read(write(**windows(), channels=np.array(["x", "y"]), notes=np.zeros(3))).num_classes == 3
 
@@ -233,6 +242,7 @@ def test_arrays_of_other_names_are_not_read(write):
     [
         ({"y": None}, "has no 'y' and holds x, user; save x and y in it"),
         ({"x": None, "y": None, "user": None}, "has no 'x' and holds nothing; save x and y in it"),
+        ({"x": None, "X": np.zeros(3)}, "has no 'x' and holds y, user, X; save x and y in it"),
         ({"y": np.zeros(239, int)}, "x has 240 samples and y has shape (239,); y must be one value a sample"),
         ({"y": np.zeros((240, 1), int)}, "x has 240 samples and y has shape (240, 1); y must be one value a sample"),
         ({"user": np.zeros(3, int)}, "x has 240 samples and user has shape (3,); user must be one value a sample"),

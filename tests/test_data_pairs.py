@@ -7,12 +7,6 @@ from hetperm.data import images, load, pairs
 from hetperm.data.images import Images
 
 
-@pytest.fixture(scope="module", autouse=True)
-def slow_imports():
-    """scikit-learn takes a second to import; no single test should be charged with it."""
-    import sklearn.datasets  # noqa: F401
-
-
 def digit_pairs(partition="label-shift:2", num_clients=4, *, seed=0, **options):
     return load("digit-pairs", num_clients=num_clients, partition=partition, seed=seed, **options)
 

@@ -69,6 +69,14 @@ class Watched(Dataset):
         return list(zip(self.pair[0][rows], self.pair[1][rows], strict=True))
 
 
+def test_labels_that_a_data_set_lists_are_those_of_the_rows_that_are_meant():
+    listed = Watched((X, Y))
+    listed.labels = Y
+    rows = torch.tensor([7, 2])
+    assert torch.equal(labels_of(taken(Stored(listed), rows)), Y[rows]) and torch.equal(labels_of(Stored(listed)), Y)
+    assert listed.asked == []  # no sample was read for them
+
+
 def test_no_more_samples_are_read_at_once_than_allowed():
     watched = Watched((X, Y))
     shard = Stored(watched, most=4)
@@ -304,5 +312,5 @@ def test_a_model_of_several_inputs_is_cut_trained_saved_and_loaded(kind, tmp_pat
     expected = outputs_of(result.model(1), x)
     torch.testing.assert_close(outputs_of(model, x), expected)
     page = re.sub(r"base64,[^\"]*", "", (tmp_path / "run" / "report.html").read_text())
-    assert "data own (36 training samples)" in page and "model test_shards.TwoInputs" in page
+    assert "your own data (36 training samples)" in page and "model test_shards.TwoInputs" in page
     assert not any(word in page for word in ("label-shift", "mlp", "mobile"))

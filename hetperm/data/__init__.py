@@ -5,11 +5,12 @@ scored on the whole test pool, restricted to its classes and passed through its 
 data are made from the validation pool in the same way. Where every client is a writer or user, it is scored on its own.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,8 +18,10 @@ from hetperm.advice import closest
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
+from hetperm.data.views import StoredViews, Views, bound
 from hetperm.memory import GB, available_bytes
 from hetperm.randomness import generator_for
+from hetperm.shards import Stored, size_of, taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,44 +61,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The arguments of `load`, which explains them."""
+    """The data that a run asks for.
 
-    name: str
-    num_clients: int
-    partition: str | None
-    samples: int | None
-    validation_share: float
-    seed: int
-    data_dir: str | Path | None
-    download: bool
-    image_size: int | None
-
-    @property
-    def path(self) -> Path:
-        """The path in a name such as ``npz:PATH``."""
-        return Path(self.name.partition(":")[2]).expanduser()
-
-
-def load(
-    name: str,
-    *,
-    num_clients: int,
-    partition: str | None,
-    samples_per_client: int | Literal["all"] | None = None,
-    validation_share: float = 0.15,
-    seed: int,
-    data_dir: str | Path | None = None,
-    download: bool = False,
-    image_size: int | None = None,
-    max_test_samples: int | None = None,
-) -> Problem:
-    """A data set divided among clients; the seed decides everything that is drawn.
-
-    Args:
+    Attributes:
         name: one of `DATASETS`; ``imagefolder:PATH``, ``leaf:PATH`` and ``npz:PATH`` are read from that folder or file.
         partition: ``iid``, ``classes:k``, ``class-groups:k``, ``dirichlet:a``, ``label-shift:g``, ``rotation:g`` or,
             where the data say whom they come from (LEAF, npz), ``natural`` or ``writer``: every user is a client. None
             keeps the division that a set comes with: two halves (``label-shift:2``) for the synthetic set, users.
+        seed: decides everything that is drawn.
         samples_per_client: training samples of a client; None or ``"all"`` deals out the whole training pool (of the
             synthetic set: the paper's 500).
         validation_share: share of the images outside the test pool that is kept for validation (of the synthetic set:
@@ -105,26 +78,60 @@ def load(
         image_size: side to resize images to.
         max_test_samples: most samples that a client is scored on, of its test data and of its validation data, drawn
             anew by the seed; None: all.
+    """
+
+    name: str
+    num_clients: int
+    partition: str | None
+    seed: int
+    samples_per_client: int | Literal["all"] | None = None
+    validation_share: float = 0.15
+    data_dir: str | Path | None = None
+    download: bool = False
+    image_size: int | None = None
+    max_test_samples: int | None = None
+
+    def __post_init__(self):
+        numbers = {
+            "num_clients": self.num_clients,
+            "samples_per_client": self.samples,
+            "image_size": self.image_size,
+            "max_test_samples": self.max_test_samples,
+        }
+        for label, value in numbers.items():
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share {self.validation_share} is outside [0, 1)")
+
+    @property
+    def samples(self) -> int | None:
+        """Training samples of a client; None: all there are."""
+        return None if self.samples_per_client == "all" else self.samples_per_client
+
+    @property
+    def path(self) -> Path:
+        """The path in a name such as ``npz:PATH``."""
+        return Path(self.name.partition(":")[2]).expanduser()
+
+
+def load(name: str, **others: Any) -> Problem:
+    """A data set divided among clients.
+
+    Args:
+        name: one of `DATASETS`, perhaps with a path.
+        others: the other fields of `Wanted`.
 
     Example:
         >>> problem = load("digits", num_clients=4, partition="label-shift:2", seed=0)
         >>> [client.n_train for client in problem.clients], sorted(problem.groups)
         ([306, 306, 305, 305], [0, 0, 1, 1])
     """
-    make = _maker(name)
-    samples = None if samples_per_client == "all" else samples_per_client
-    numbers = {"samples_per_client": samples, "image_size": image_size, "max_test_samples": max_test_samples}
-    for label, value in {"num_clients": num_clients, **numbers}.items():
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
-    if not 0 <= validation_share < 1:
-        raise ValueError(f"validation_share {validation_share} is outside [0, 1)")
-    problem = make(
-        Wanted(name, num_clients, partition, samples, validation_share, seed, data_dir, download, image_size)
-    )
-    if max_test_samples is None:
+    make, wanted = _maker(name), Wanted(name, **others)
+    problem, most = make(wanted), wanted.max_test_samples
+    if most is None:
         return problem
-    fewer = [_fewer(client, i, max_test_samples, seed) for i, client in enumerate(problem.clients)]
+    fewer = [_fewer(client, i, most, wanted.seed) for i, client in enumerate(problem.clients)]
     return replace(problem, clients=tuple(fewer))
 
 
@@ -132,9 +139,11 @@ def _fewer(client: Client, i: int, most: int, seed: int) -> Client:
     """The client at position i with at most so many of its test and of its validation samples."""
 
     def some(part: str, pair: Pair | None) -> Pair | None:
-        if pair is None or len(pair[1]) <= most:
+        if pair is None or size_of(pair) <= most:
             return pair
-        rows = torch.randperm(len(pair[1]), generator=generator_for(seed, "scored", part, i))[:most].sort().values
+        rows = torch.randperm(size_of(pair), generator=generator_for(seed, "scored", part, i))[:most].sort().values
+        if isinstance(pair, Stored):
+            return taken(pair, rows)
         return View(pair.pool, pair.rows[rows]) if isinstance(pair, View) else View(pair, rows)
 
     return replace(client, val=some("val", client.val), test=some("test", client.test))
@@ -207,10 +216,11 @@ def _images(read: Callable[..., images.Source], wanted: Wanted) -> Problem:
         seed=wanted.seed,
         writers=train.writer,
     )
-    _check_memory(wanted, pools, shares)
+    whole = _fits(wanted, pools, shares)
     # Measured on training samples only: nothing about the test pool may reach the inputs.
     source = images.measured(source, train)
-    views = Views(pools, partial(images.prepare, source=source, image_size=wanted.image_size))
+    prepare = partial(images.prepare, source=source, image_size=wanted.image_size)
+    views = Views(pools, prepare) if whole else StoredViews(pools, prepare)
     clients = tuple(views.client(i, share) for i, share in enumerate(shares))
     if all([client.test is None for client in clients]):
         raise ValueError(f"{wanted.name}: no client has test samples to be scored on; add some to those it trains on")
@@ -254,57 +264,31 @@ def _check_sides(wanted: Wanted, source: images.Source) -> None:
         raise ValueError(f"{wanted.name}: images of {size} change shape when turned; give --image-size")
 
 
-def _check_memory(wanted: Wanted, pools: Mapping[str, images.Images], shares: Sequence[Share]) -> None:
-    """Raise an error if resized images do not fit into memory: a side of 4096 makes gigabytes of a small set."""
+def _fits(wanted: Wanted, pools: Mapping[str, images.Images], shares: Sequence[Share]) -> bool:
+    """Whether all inputs are decoded at once; if not, they are decoded when they are read.
+
+    Raises an error if images that are in memory anyway do not fit once they are resized: a side of 4096 makes gigabytes
+    of a small set.
+    """
+    count = sum([len(share.rows) for share in shares]) + _shared(pools, shares)
+    channels, side = pools["train"].x.shape[1], wanted.image_size
+    pixels = side**2 if side else math.prod(pools["train"].x.shape[2:])
+    size = 4 * count * channels * pixels  # as float32
+    if isinstance(pools["train"].x, folder.Files):
+        return size <= bound()
     available = available_bytes()
-    if wanted.image_size is None or available is None:
-        return
-    turns = len({share.degrees for share in shares})  # the other pools are held once for every rotation
-    count = sum([len(share.rows) for share in shares]) + turns * (len(pools["val"]) + len(pools["test"]))
-    size = 4 * count * pools["train"].x.shape[1] * wanted.image_size**2  # as float32
-    if size > available:
+    if side is not None and available is not None and size > available:
         raise ValueError(
-            f"{count:,} images of {wanted.image_size}x{wanted.image_size} take {size / GB:.3g} GB and "
+            f"{count:,} images of {side}x{side} take {size / GB:.3g} GB and "
             f"{available / GB:.2g} GB of memory are free; give a smaller --image-size"
         )
+    return True
 
 
-class Views:
-    """The pools as clients see them: turned, with other labels, only some classes.
-
-    What several clients see is made once: 50 clients share one test pool, or one for each rotation.
-
-    Args:
-        pools: train, val and test; `prepare`: (pixels, degrees=) -> inputs of a model.
-    """
-
-    def __init__(self, pools: Mapping[str, images.Images], prepare: Callable[..., torch.Tensor]):
-        self.pools, self.prepare = pools, prepare
-        # Caches of this object, not of its methods: they are freed with it. Their keys are tuples, which can be hashed.
-        self.pixels = cache(lambda part: pools[part].pixels())
-        self.inputs = cache(lambda part, degrees: prepare(self.pixels(part), degrees=degrees))
-        self.answers = cache(lambda part, labels: torch.tensor(labels)[pools[part].y])
-        self.rows = cache(lambda part, classes: torch.isin(pools[part].y, torch.tensor(classes)).nonzero().squeeze(1))
-
-    def client(self, i: int, share: Share) -> Client:
-        """Client i, with its own shard and views of the pools that it is tuned and scored on."""
-        shard = self._own(self.pools["train"].take(share.rows), share)
-        return Client(shard, self._seen("val", share), self._seen("test", share), group=share.group, key=i)
-
-    def _own(self, some: images.Images, share: Share) -> Pair:
-        return self.prepare(some.pixels(), degrees=share.degrees), torch.tensor(share.labels)[some.y]
-
-    def _seen(self, part: str, share: Share) -> Pair | None:
-        """A pool as a client sees it; None if it holds nothing for this client."""
-        if share.writer is not None:
-            mine = (self.pools[part].writer == share.writer).nonzero().squeeze(1)
-            return self._own(self.pools[part].take(mine), share) if len(mine) else None
-        rows = self.rows(part, share.classes)
-        if len(rows) == 0:
-            return None
-        pool = self.inputs(part, share.degrees), self.answers(part, share.labels)
-        # With all rows, the shared pool itself: a view would copy it each time it is read.
-        return pool if len(rows) == len(pool[1]) else View(pool, rows)
+def _shared(pools: Mapping[str, images.Images], shares: Sequence[Share]) -> int:
+    """Samples of the pools that clients share, which are held once for every rotation."""
+    turns = len({share.degrees for share in shares})
+    return turns * (len(pools["val"]) + len(pools["test"]))
 
 
 WITH_PATH = {"imagefolder", "leaf", "npz"}  # written with what they are read from: imagefolder:PATH

@@ -1,7 +1,7 @@
 """Images in one folder for every class, listed as torchvision's ImageFolder does.
 
-Only images that are needed are decoded, and nothing is written. Every image is converted to RGB. All must have one
-size, unless they are resized to one while they are decoded.
+Only images that are needed are decoded, those of a large folder when they are read (`views.StoredViews`). Nothing is
+written. Every image is converted to RGB. All must have one size, unless they are resized to one while they are decoded.
 """
 
 import itertools
@@ -54,10 +54,17 @@ class Files:
             for k, path in enumerate(self.paths[start : start + CHUNK], start):
                 x[k] = self._decode(path).transpose(2, 0, 1)
 
+        if len(x) <= CHUNK:  # a thread would only take memory for its stack
+            fill(0)
+            return torch.from_numpy(x)
         # Each chunk fills its own rows of one array, so that nothing has to be joined and order does not matter.
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(fill, range(0, len(self.paths), CHUNK)))  # the list raises what a thread has raised
         return torch.from_numpy(x)
+
+    def image(self, row: int) -> Tensor:
+        """One image, uint8 (3, side, side)."""
+        return torch.from_numpy(self._decode(self.paths[row]).transpose(2, 0, 1).copy())
 
     def _decode(self, path: str) -> np.ndarray:
         from PIL import Image

@@ -3,10 +3,13 @@
 Windows of sensors and vectors (see `npz`) take the same way; what holds for images alone is left out for them.
 """
 
+import math
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -17,6 +20,7 @@ from hetperm.randomness import generator_for
 FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
+AT_ONCE = 2**19  # pixels that are measured together, of images that are not in memory
 MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
 TEN = tuple("0123456789")
 CLOTHES = (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot")
@@ -117,10 +121,11 @@ class Preparation:
 
 def digits(data_dir: str | Path | None = None, download: bool = False) -> Source:
     """1797 handwritten digits, 8x8, that come with scikit-learn; nothing is read from ``data_dir``."""
-    from sklearn.datasets import load_digits
-
-    bundle = load_digits()
-    x, y = torch.from_numpy(bundle.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(bundle.target).long()
+    # The file itself: to import scikit-learn takes longer than to train a small model.
+    (package,) = find_spec("sklearn").submodule_search_locations
+    file = Path(package, "datasets", "data", "digits.csv.gz")
+    rows = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
+    x, y = rows[:, :-1].reshape(-1, 1, 8, 8).contiguous(), rows[:, -1].long()
     return Source(Images(x, y), None, num_classes=10, peak=16, mean=0.3053, std=0.3760, names=TEN)
 
 
@@ -256,13 +261,28 @@ def measured(source: Source, train: Images) -> Source:
         return source
     shape = train.x.shape
     images = len(shape) == 4
-    x = train.take(torch.arange(min(MEASURED if images else len(train), len(train)))).pixels().double() / source.peak
-    std, mean = torch.std_mean(x, dim=(0, *range(2, len(shape))), correction=0)
+    some = train.take(torch.arange(min(MEASURED if images else len(train), len(train))))
+    if isinstance(some.x, Tensor) or len(some) * math.prod(shape[1:]) <= AT_ONCE:
+        x = some.pixels().double() / source.peak
+        std, mean = torch.std_mean(x, dim=(0, *range(2, len(shape))), correction=0)
+    else:
+        std, mean = _measured_in_parts(some, source.peak)
     # Four digits, as published values have them: the order in which threads add cannot change them.
     mean, std = ([_rounded(value, images=images) for value in figure.tolist()] for figure in (mean, std))
     # The deviation of a constant channel is 0, or as good as 0, which nothing can be divided by.
     std = [value if value > abs(centre) * 10.0**-DIGITS else 1.0 for value, centre in zip(std, mean)]
     return replace(source, mean=_per_channel(mean, len(shape)), std=_per_channel(std, len(shape)))
+
+
+def _measured_in_parts(some: Images, peak: int) -> tuple[Tensor, Tensor]:
+    """Deviation and mean of every channel of images that are too large to be decoded together."""
+    sums = []
+    for rows in torch.arange(len(some)).split(max(1, AT_ONCE // math.prod(some.x.shape[1:]))):
+        x = some.take(rows).pixels().double().div_(peak)
+        total = x.sum((0, 2, 3))
+        sums.append(torch.stack([total, x.square_().sum((0, 2, 3))]))
+    mean, square = torch.stack(sums).sum(0) / (len(some) * math.prod(some.x.shape[2:]))
+    return (square - mean.square()).clamp(min=0).sqrt(), mean
 
 
 def _rounded(value: float, *, images: bool) -> float:

@@ -14,7 +14,7 @@ uint8 (n, h, w, 1 or 3)  grey or colour images          (1 or 3, h, w)
 """
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hetperm.data.images import MOST_CLASSES, Images, Source, order_by, share_of
 from hetperm.memory import GB, available_bytes
+from hetperm.texts import LONGEST, one_line
 
 TEST_SHARE = 0.25  # of the samples, where the file does not say which are for testing
 _KEYS = ("x", "y", "user", "split", "classes")
@@ -122,10 +123,7 @@ def _sizes(n: int, validation_share: float, gap: int) -> tuple[int, int, int]:
 
 
 def _contents(path: Path) -> Contents:
-    arrays = _arrays(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            raise ValueError(f"{path} has no {key!r} and holds {', '.join(arrays) or 'nothing'}; save x and y in it")
+    arrays = arrays_of(path, _KEYS)
     x = _inputs(arrays["x"], path)
     for key in ("y", "user", "split"):
         if key in arrays and arrays[key].shape != (len(x),):
@@ -137,20 +135,28 @@ def _contents(path: Path) -> Contents:
     return Contents(Images(x, y, _users(arrays, path)), num_classes, _split(arrays, path), _names(arrays))
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file that have a meaning here."""
+def arrays_of(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
+    """Those of the arrays ``keys`` that a file holds; x and y must be among them."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} to read samples from; write npz:PATH with one that exists")
     _check_size(path)
     try:
         # Never unpickled: a pickle can run anything. Opened here, because numpy leaves a broken file open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {key: file[key] for key in _KEYS if key in file.files}
+            names, arrays = file.files, {key: file[key] for key in keys if key in file.files}
     except Exception as error:  # a broken file can raise nearly anything, and one array (.npy) is no context
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{path} cannot be read as an npz file of plain arrays ({reason}); numpy.savez writes such a file"
         ) from error
+    for key in ("x", "y"):
+        if key not in arrays:
+            held = one_line(", ".join(names))[:LONGEST]
+            raise ValueError(f"{path} has no {key!r} and holds {held or 'nothing'}; save x and y in it")
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy gives a member of another kind as its bytes
+            raise ValueError(f"{path}: {key} is no array of numpy; save it with numpy.savez")
+    return arrays
 
 
 def _check_size(path: Path) -> None:
