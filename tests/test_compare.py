@@ -54,8 +54,11 @@ def test_sweeps_are_paired_over_the_seeds_that_both_have(tmp_path):
 
 def test_the_page_has_tables_and_curves_and_needs_nothing(two):
     page = Page(render(compare(two)))
-    assert page.said("h1") == ["first against second"]
-    assert page.said("h2") == ["Runs", "What differs in the settings", "By tier", "Progress", "Every method"]
+    assert page.said("h1") == ["first and second"]
+    assert page.said("h2") == ["Runs", "Settings", "Tiers", "Progress", "Methods"]
+    assert page.said("p")[1] == (
+        "In mean test accuracy, second is 0.050 ahead of first (95% interval +0.050 to +0.050)."
+    )
     data = data_of(page)
     assert list(data["curves"]) == ["first", "second"]
     assert data["paired"]["rivals"]["second"]["mean"] == 0.05
@@ -78,7 +81,7 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys)
 
     with_summary(dataset="mnist")
     assert refused(capsys, first, other) == (
-        "first is on digits and other on mnist; figures on different data cannot be compared"
+        "first is on digits and other on mnist; runs on different data cannot be compared"
     )
     with_summary()
     files.write(other / "config.toml", CONFIG.replace("label-shift:2", "iid"))
@@ -86,17 +89,19 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys)
     files.write(other / "config.toml", CONFIG)
     with_summary(num_clients=7)
     assert refused(capsys, first, other) == (
-        "first has 6 clients and other 7: other clients, so their differences mean nothing; run both with the same "
+        "first has 6 clients and other has 7; runs with different clients cannot be compared: run both with the same "
         "--num-clients"
     )
     with_summary(seed=4)
-    assert refused(capsys, first, other).startswith("the runs share no seed (first has 0; other has 4), so each has")
+    assert refused(capsys, first, other).startswith(
+        "the runs share no seed (first has 0; other has 4), so their clients differ"
+    )
     with_summary()
     rows = clients()
     rows[3]["n_train"] = 51
     files.write_csv(other / "clients.csv", rows)
     assert refused(capsys, first, other).startswith(
-        "client 3 is another in other: n train is 50 in first and 51 there;"
+        "client 3 is not the same in both: train samples 50 in first and 51 in other;"
     )
     assert not list(tmp_path.glob("*.html"))
 

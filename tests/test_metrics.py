@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from hetperm import Client, Config, fit
 from hetperm.metrics import METRICS, Metric, absolute_error, dice, metric_of
 from hetperm.report import tables
-from hetperm.report.contents import Summary, read
+from hetperm.report.contents import read
 from hetperm.report.grid import markdown
+from hetperm.report.summary import Summary
 from hetperm.runs.summary import aggregate
 
 # By hand

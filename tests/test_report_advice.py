@@ -9,8 +9,8 @@ from hetperm import Config, run
 from hetperm.cli import console
 from hetperm.report import advice
 from hetperm.report.advice import Evidence, findings
-from hetperm.report.contents import Summary
-from hetperm.runs import experiment
+from hetperm.report.summary import Summary
+from hetperm.runs import output
 
 ALIKE = {"num_clients": 4, "capacity_profile": "homogeneous", "model_options": {"hidden": [16, 16]}}
 MIXED = {"num_clients": 6, "capacity_profile": "mobile", "model_options": {"hidden": [32, 32]}}
@@ -19,8 +19,8 @@ MIXED = {"num_clients": 6, "capacity_profile": "mobile", "model_options": {"hidd
 @pytest.fixture
 def advised(tmp_path, monkeypatch):
     """A function that runs a configuration and returns kind of fault -> what is said, and the result."""
-    monkeypatch.setattr(experiment, "_draw", lambda result: None)
-    monkeypatch.setattr(experiment.page, "render", lambda folder: "")
+    monkeypatch.setattr(output, "draw", lambda result: None)
+    monkeypatch.setattr(output.page, "render", lambda folder: "")
 
     def go(**settings):
         result = run(Config(**settings, out=tmp_path / "run", quiet=True))
@@ -39,9 +39,9 @@ def test_a_shortened_run_is_told_to_train_longer(advised, capsys):
     said, result = advised(**MIXED, baselines=("local",), steps=0, epochs=1, warmup_rounds=1)
     local = result.summary["baselines"]["local"]["accuracy"]["mean"]
     assert result.accuracy < local - 0.1
-    assert said["short warm-up"].startswith("the warm-up was 5 steps a client, too short to tell clients apart (0.")
-    assert said["short warm-up"].endswith("give it more by --steps 800 (half of them warm up) or --warmup-rounds 40")
-    assert "steps a client are too few for models that travel; the default is --steps 800" in said["behind local"]
+    assert said["short warm-up"].startswith("the warm-up had 5 steps per client, too few to tell clients apart (0.")
+    assert said["short warm-up"].endswith("use --steps 800 (half of them for the warm-up) or --warmup-rounds 40")
+    assert "steps per client are too few for models that travel; the default is --steps 800" in said["behind local"]
     console.show(result.summary, [result])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("advice: ")]
     assert lines == [f"advice: {sentence}" for sentence in said.values()]
@@ -51,8 +51,8 @@ def test_a_shortened_run_is_told_to_train_longer(advised, capsys):
 def test_clients_that_are_alone_though_others_are_alike_are_told_to_share(advised):
     said, _ = advised(**ALIKE, baselines=(), regularization=1e-6, steps=60, epochs=1)
     assert said["alone"] == (
-        "every client learns alone (1.0 effective partners), though 2 have the same kind of data; try --share 0.7, or "
-        "more --steps so that the warm-up can tell them apart"
+        "every client learns alone (1.0 effective partners), though groups of 2 have the same kind of data; try "
+        "--share 0.7, or more --steps so that the warm-up can tell them apart"
     )
 
 
@@ -60,8 +60,8 @@ def test_clients_that_are_alone_though_others_are_alike_are_told_to_share(advise
 def test_clients_that_share_with_everybody_are_told_to_share_less(advised):
     said, _ = advised(**ALIKE, baselines=("local",), share=1e6, steps=240, epochs=2)
     assert said["everybody"] == (
-        "everybody learns from everybody: 0.50 of the weight is within the own group and 0.50 would be by chance, "
-        "though the data are of 2 kinds; try --share 0.7, or a longer warm-up (--warmup-rounds)"
+        "everybody learns from everybody, though the data are of 2 kinds: 0.50 of the weight is within clients' own "
+        "groups, and equal weights would give 0.50; try --share 0.7, or a longer warm-up (--warmup-rounds)"
     )
     assert said["behind local"].endswith(
         "let clients share less (--share 0.7, or 0 for alone), or try a smaller --personal-lr"
@@ -73,7 +73,7 @@ def test_a_loss_that_rises_is_named_with_the_rate(advised):
     rates = {"personal_lr": 1.0, "global_lr": 0.01, "decay": "none", "rate_rule": "plain", "tail_average": 0.0}
     few = ALIKE | {"samples_per_client": 6, "model_options": {"hidden": [64, 64]}}
     said, _ = advised(**few, **rates, baselines=(), steps=400, epochs=5)
-    assert said["rising loss"].startswith("the test loss of perm rises, from ")
+    assert said["rising loss"].startswith("the test loss of perm rises from ")
     assert said["rising loss"].endswith("try a smaller --personal-lr (now 1), --decay linear, or fewer --steps")
 
 
@@ -81,7 +81,7 @@ def test_a_loss_that_rises_is_named_with_the_rate(advised):
 def test_tiers_that_learn_nothing_are_named(advised):
     said, _ = advised(**ALIKE, baselines=(), global_lr=1e-9, personal_lr=1e-9, steps=20, epochs=1)
     assert said["idle tier"].startswith("tier full learns nothing: 0.")
-    assert "always answering the most common class gives 0." in said["idle tier"]
+    assert "while always answering the most common class gives 0." in said["idle tier"]
 
 
 # Boundaries, by hand
@@ -124,6 +124,28 @@ def test_level_with_local_is_not_behind():
     assert kinds(evidence(**on_validation(0.69, 0.7))) == []
     assert kinds(evidence(**on_validation(0.67, 0.7))) == ["behind local"]
     assert kinds(evidence(**on_validation(0.67, float("nan")))) == []  # no validation data
+
+
+def test_of_a_metric_that_is_better_when_it_is_lower_the_higher_is_behind():
+    lower = replace(Summary.from_json(single()), better="lower")
+    assert kinds(evidence(summary=lower, **on_validation(0.67, 0.7))) == []
+    assert kinds(evidence(summary=lower, **on_validation(0.7, 0.67))) == ["behind local"]
+
+
+def test_a_tier_that_is_far_behind_local_is_named():
+    def with_local(flagship: float) -> Summary:
+        summary = Summary.from_json(single())  # perm has 0.902 in the tier flagship
+        local = summary.baselines["local"]
+        tiers = {**local.tiers, "flagship": replace(local.tiers["flagship"], score=flagship)}
+        return replace(summary, baselines={"local": replace(local, tiers=tiers)})
+
+    assert kinds(evidence(summary=with_local(0.99))) == []
+    behind = evidence(summary=with_local(1.01))
+    assert kinds(behind) == ["tiers behind local"]
+    assert advice.lines([behind])[0].startswith(
+        "tier flagship would be better off alone (test accuracy 0.902 against 1.010): "
+    )
+    assert kinds(replace(behind, **on_validation(0.6, 0.7))) == ["behind local"]  # which says it of all
 
 
 def test_a_short_warm_up_matters_only_if_groups_are_mixed_or_clients_were_better_off_alone():
@@ -183,5 +205,5 @@ def test_what_diverged_and_what_was_skipped_is_noted():
     run = evidence(summary=replace(summary, main=main, baselines={"local": broken}))
     assert advice.notes(run) == [
         "local: diverged at epoch 3",
-        "7 visits did not take place, because the host was away or too small",
+        "7 visits were skipped, because the host was away or too small",
     ]

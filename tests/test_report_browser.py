@@ -101,6 +101,33 @@ def test_the_map_can_be_walked_by_keys_and_enter_opens_the_client(page):
     assert page.execute_script("return document.activeElement.id") == "client-2"
 
 
+def test_the_cell_that_is_read_is_marked_and_its_client_can_be_opened(page):
+    choose(page, "#sort", "client")
+    point_at(page, 3, 1)
+    spot, canvas = (find(page, name).rect for name in (".spot", "#alpha"))
+    assert spot["x"] - canvas["x"] == pytest.approx(canvas["width"] / 6, abs=2)
+    assert spot["y"] - canvas["y"] == pytest.approx(canvas["height"] / 2, abs=2)
+    assert find(page, "#open").text == "Open client 3"
+    choose(page, "#sort", "group")
+    assert not find(page, ".spot").is_displayed()
+    assert [block.text for block in page.find_elements("css selector", ".blocks span")] == ["group 0", "group 1"]
+
+
+def test_a_tap_reads_a_cell_and_stays_at_the_map(page):
+    choose(page, "#sort", "client")
+    point_at(page, 0, 0)
+    canvas = page.execute_script("return document.getElementById('alpha').getBoundingClientRect().toJSON()")
+    at = {"x": canvas["left"] + 4.5 / 6 * canvas["width"], "y": canvas["top"] + 0.5 / 6 * canvas["height"]}
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [at]})
+    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    assert in_time(page, "return document.getElementById('cell').textContent").startswith(
+        "client 0 (mid, group 1) learns 0.750"
+    )
+    assert page.execute_script("return location.hash") == ""
+
+
 def test_a_click_on_a_heading_sorts_a_table_both_ways(page):
     def accuracies() -> list[str]:
         return [cell.text for cell in page.find_elements("css selector", "#clients ~ .scroll tbody tr td:nth-child(8)")]
@@ -126,9 +153,14 @@ def test_a_client_has_its_own_section_with_partners_and_links(page):
     assert len(page.find_elements("css selector", "#client polyline")) >= 1
 
 
+def test_a_link_to_folded_pictures_unfolds_them(page):
+    page.execute_script("document.querySelector('nav a[href=\"#pictures\"]').click()")
+    assert in_time(page, "return document.getElementById('pictures').open") is True
+
+
 def test_curves_change_with_tier_and_cost(page):
     before = find(page, "[data-chart=curves] svg").get_attribute("aria-label")
-    choose(page, "#cost", "mb")
+    choose(page, "#against", "mb")
     after = find(page, "[data-chart=curves] svg").get_attribute("aria-label")
     assert (before, after) == (
         "test accuracy against local steps per client",
@@ -158,9 +190,44 @@ def test_every_control_has_a_name_and_every_chart_a_description(page):
         "!element.textContent.trim()).length"
     )
     assert nameless == 0
+    ids = page.execute_script("return [...document.querySelectorAll('[id]')].map((element) => element.id)")
+    assert len(ids) == len(set(ids))  # a link to a section would lead elsewhere
+    assert page.execute_script("return [...document.querySelectorAll('th')].filter((x) => !x.textContent).length") == 0
     levels = page.execute_script("return [...document.querySelectorAll('h1, h2, h3')].map((head) => +head.tagName[1])")
     assert levels[0] == 1
     assert all([after - before <= 1 for before, after in pairwise(levels)])
+
+
+CONTRAST = """
+const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+const light = (c) => c.slice(0, 3).map((v) => v / 255)
+  .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+const paper = (element) => {
+  for (let at = element; at; at = at.parentElement) {
+    const c = parse(getComputedStyle(at).backgroundColor);
+    if (c.length === 3 || c[3] > 0) return c;
+  }
+  return [255, 255, 255];
+};
+const found = [];
+for (const element of document.querySelectorAll("body *")) {
+  const text = [...element.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join("");
+  if (!text || ["SCRIPT", "NOSCRIPT"].includes(element.tagName) || !element.getClientRects().length) continue;
+  const style = getComputedStyle(element), ink = parse(element.closest("svg") ? style.fill : style.color);
+  const [a, b] = [light(ink), light(paper(element))], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) found.push(`${element.tagName} ${text.slice(0, 30)}: ${ratio.toFixed(2)}`);
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_stands_out_from_the_page(page, theme):
+    seen(page, theme=theme)
+    page.refresh()
+    page.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.execute_script(CONTRAST) == []
 
 
 def test_the_page_fetches_nothing_and_no_script_complains(page):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from scipy import sparse
-from test_report_page import Page, data_of, write_run, write_sweep
+from test_report_page import Page, data_of, rows, write_run, write_sweep
 
 from hetperm.report import charts
 from hetperm.report.contents import read
@@ -85,7 +85,7 @@ def test_of_many_clients_neighbours_share_a_cell_and_rows_sum_to_one(full):
     assert one["order"][:3] == [0, 2, 4]  # a group after the other
     assert len(text.encode()) < 3e6
     assert len(data(full)["clients"]) == charts.CLIENTS
-    assert "the 400 clients with the lowest accuracy, of 1000; clients.csv has all" in Page(text).said("caption")
+    assert "the 400 worst clients of 1000; clients.csv has all" in Page(text).said("p")
 
 
 def test_a_client_has_partners_a_curve_and_the_files_of_its_model(full):
@@ -116,12 +116,25 @@ def test_seeds_are_paired_with_a_t_interval_by_hand(tmp_path):
 def test_what_was_chosen_stands_beside_the_losses_that_decided_it(full):
     said = Page(render(full)).said("li")
     assert (
-        "one step ahead, clients' mean validation loss would be 0.9000 with this choice, 1.0000 if everybody were "
-        "alone and 1.2000 if everybody learned from everybody. Among choices that are as good, the one that shares "
-        "least is taken."
+        "one step ahead, the mean validation loss of clients would be 0.9000 with this choice, 1.0000 if everybody "
+        "learned alone and 1.2000 if everybody learned from everybody. Among choices that are as good as the best, "
+        "the one nearest to a share of 0.7 is taken."
     ) in said
     (outlook,) = data(full)["outlook"]
     assert (outlook["share"], outlook["gain"], outlook["chosen"]) == ([0.0, 0.7, 1e6], [0.0, -0.1, 0.2], 1)
+
+
+def test_of_several_seeds_a_table_says_what_was_chosen(full, tmp_path):
+    sweep = write_sweep(tmp_path / "sweep")
+    for seed in range(3):
+        summary = json.loads((sweep / f"seed-{seed}" / "summary.json").read_text())
+        summary["alpha"]["share"] = (0.0, 0.7, 1e6)[seed]
+        files.write_json(sweep / f"seed-{seed}" / "summary.json", summary)
+    files.write_csv(sweep / "seed-1" / "look-ahead.csv", OUTLOOK)
+    lines = rows(Page(render(sweep)))
+    assert ["0", "0 (alone)", "-", "-", "-"] in lines
+    assert ["1", "0.7", "0.9000", "1.0000", "1.2000"] in lines
+    assert ["2", "everybody", "-", "-", "-"] in lines
 
 
 def test_the_page_names_machine_and_versions_and_nothing_that_changes_with_the_clock(full):

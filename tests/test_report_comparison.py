@@ -5,7 +5,8 @@ import math
 import pytest
 
 from hetperm.report import comparison, comparison_pictures
-from hetperm.report.comparison import Difference, Sample, best_rival, paired, sample
+from hetperm.report.comparison import best_rival, sample
+from hetperm.report.paired import Difference, Sample, paired
 from hetperm.report.pictures import png
 
 CASES = {"a": "setting A", "b": "setting B"}

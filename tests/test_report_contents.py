@@ -12,7 +12,8 @@ from summaries import clients, several, single
 
 import hetperm.report
 from hetperm.report import page
-from hetperm.report.contents import Summary, deployed, read, read_csv, tier_columns
+from hetperm.report.contents import read, read_csv
+from hetperm.report.summary import Summary, deployed, tier_columns
 from hetperm.runs import files
 
 # summary.json

@@ -12,7 +12,7 @@ from summaries import GROUPS, TIERS, clients, several, single
 
 from hetperm.config import ALGORITHMS
 from hetperm.report import pictures
-from hetperm.report.contents import Summary
+from hetperm.report.summary import Summary
 
 LARGEST_FIRST = ["flagship", "mid", "entry"]
 
@@ -294,3 +294,16 @@ def test_a_picture_is_a_png_file_with_the_same_bytes_each_time(draw):
         image.verify()
         assert image.format == "PNG"
         assert image.width > 700
+
+
+def test_very_many_clients_are_a_map_of_neighbours_in_the_order_of_groups():
+    groups = [k % 50 for k in range(1000)]
+    i, j = np.nonzero(np.equal.outer(groups, groups))
+    tiers = ["a"] * 1000
+    figure = pictures.neighbour_map((i, j, np.full(len(i), 1 / 20)), groups, title="who", tiers=tiers)
+    (image,) = figure.axes[0].get_images()
+    means = image.get_array()
+    assert means.shape == (200, 200) and np.allclose(means.sum(1), 1)
+    assert np.allclose(means, np.kron(np.eye(50), np.full((4, 4), 0.25)))
+    unknown = pictures.neighbour_map((i, i, np.ones(len(i)) / 20), None, title="who", tiers=tiers)
+    assert np.allclose(unknown.axes[0].get_images()[0].get_array(), np.eye(200))

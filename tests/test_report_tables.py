@@ -7,7 +7,7 @@ from rich.console import Console
 from summaries import clients, several, single
 
 from hetperm.report import tables
-from hetperm.report.contents import Gain, Summary
+from hetperm.report.summary import Gain, Summary
 
 LARGEST_FIRST = ["flagship", "mid", "entry"]
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from hetperm import Client, Config
 from hetperm.device.bench import CHUNK
+from hetperm.metrics import Metric
 from hetperm.params import NotFinite
 from hetperm.runs.scores import by_tier, figures, load_for_evaluation, score
 from hetperm.runs.setting import Setting, from_model
@@ -89,6 +90,15 @@ def test_a_score_that_is_not_finite_names_moment_client_and_figures():
         NotFinite, match=r"^after epoch 3: client 0: test loss nan, accuracy .*; lower the learning rate"
     ):
         score(setting, [broken], [1.0], "test", where="after epoch 3")
+
+
+def test_a_metric_that_gives_no_number_for_a_sound_model_is_named():
+    setting = setting_of(Constant(0.0, 1.0), [Client(ones(4), test=ones(4))])
+    odd = replace(setting, metric=Metric("odd", lambda outputs, labels: torch.tensor(math.nan)))
+    with pytest.raises(
+        NotFinite, match=r"test loss 0\.3.*, odd nan .*; make odd give a number for such outputs, or cho"
+    ):
+        score(odd, [setting.start], [1.0], "test", where="after epoch 3")
 
 
 # Figures

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from hetperm.report.contents import ACCURACY, Mixing, Rows, Summary, deployed, is_blank
+from hetperm.report.summary import ACCURACY, Mixing, Rows, Summary, deployed, is_blank
 
 MARGIN = 0.02  # of a figure on validation data below which two methods are level
+FAR = 0.1  # of accuracy by which a tier is clearly behind
 SHORT = 50  # steps of a client: a shorter warm-up hardly tells clients apart
 FOUND = 0.95  # of the weight within the own group: groups were told apart
 LOST = 0.1  # of the way from equal weights to groups told apart: they were not told apart at all
@@ -103,10 +104,10 @@ def short_warmup(run: Evidence) -> Iterator[str]:
     # Where groups are not known, only that mixing did not help says that clients were not told apart.
     if (not _is_behind(run)) if is_blank(mass) else mass >= FOUND:
         return
-    seen = "" if is_blank(mass) else f" ({mass:.2f} of the weight is within the own group)"
+    seen = "" if is_blank(mass) else f" ({mass:.2f} of the weight is within clients' own groups)"
     yield (
-        f"the warm-up was {steps:.0f} steps a client, too short to tell clients apart{seen}; "
-        f"give it more by --steps 800 (half of them warm up) or --warmup-rounds {_rounds(run)}"
+        f"the warm-up had {steps:.0f} steps per client, too few to tell clients apart{seen}; use --steps 800 (half of "
+        f"them for the warm-up) or --warmup-rounds {_rounds(run)}"
     )
 
 
@@ -119,17 +120,18 @@ def behind_local(run: Evidence) -> Iterator[str]:
     """Clients would have been better off alone."""
     if not _is_behind(run):
         return
-    name, steps = run.summary.algorithm, run.summary.main.cost.client_steps
+    name = run.summary.algorithm
     ours, alone = run.on_validation(name), run.on_validation(LOCAL)
-    few = not is_blank(steps) and steps / run.summary.num_clients < 4 * SHORT
-    if few:
-        advice = (
-            f"{steps / run.summary.num_clients:.0f} steps a client are too few for models that travel; the default is "
-            "--steps 800"
-        )
-    else:
-        advice = "let clients share less (--share 0.7, or 0 for alone), or try a smaller --personal-lr"
-    yield f"{name} is behind local on validation data ({ours:.3f} against {alone:.3f}): {advice}"
+    yield f"{name} is behind local on validation data ({ours:.3f} against {alone:.3f}): {_share_less(run)}"
+
+
+def _share_less(run: Evidence) -> str:
+    """What to try if clients are better off alone."""
+    steps = run.summary.main.cost.client_steps
+    if not is_blank(steps) and steps / run.summary.num_clients < 4 * SHORT:
+        each = steps / run.summary.num_clients
+        return f"{each:.0f} steps per client are too few for models that travel; the default is --steps 800"
+    return "let clients share less (--share 0.7, or 0 for alone), or try a smaller --personal-lr"
 
 
 def _is_behind(run: Evidence) -> bool:
@@ -140,6 +142,27 @@ def _is_behind(run: Evidence) -> bool:
     return (alone - ours if run.summary.better == "higher" else ours - alone) > MARGIN
 
 
+def tiers_behind_local(run: Evidence) -> Iterator[str]:
+    """Some tiers would have been better off alone, though the mean over all clients would not."""
+    local = run.summary.baselines.get(LOCAL)
+    # How much is far is known of accuracies only.
+    if local is None or run.summary.metric != ACCURACY or _is_behind(run):
+        return
+    pairs = {tier: (run.summary.main.tiers[tier].score, local.tiers.get(tier)) for tier in run.summary.tier_names}
+    behind = {
+        tier: (ours, alone.score)
+        for tier, (ours, alone) in pairs.items()
+        if alone is not None and not is_blank(ours) and not is_blank(alone.score) and alone.score - ours > FAR
+    }
+    if behind:
+        ours, alone = (mean(values) for values in zip(*behind.values(), strict=True))
+        one = len(behind) == 1
+        yield (
+            f"{'tier' if one else 'tiers'} {', '.join(behind)} would be better off alone (test accuracy {ours:.3f} "
+            f"against {alone:.3f}): {_share_less(run)}"
+        )
+
+
 def everybody_alone(run: Evidence) -> Iterator[str]:
     """Nobody learns from anybody, though groups are known."""
     alpha, sizes = run.mixing, run.sizes
@@ -148,8 +171,9 @@ def everybody_alone(run: Evidence) -> Iterator[str]:
     alike = mean(sizes[row["group"]] for row in run.clients)
     if alike >= 2 and alpha.effective_partners < ALONE:
         yield (
-            f"every client learns alone ({alpha.effective_partners:.1f} effective partners), though {alike:.0f} have "
-            "the same kind of data; try --share 0.7, or more --steps so that the warm-up can tell them apart"
+            f"every client learns alone ({alpha.effective_partners:.1f} effective partners), though groups of "
+            f"{alike:.0f} have the same kind of data; try --share 0.7, or more --steps so that the warm-up can tell "
+            "them apart"
         )
 
 
@@ -161,9 +185,9 @@ def everybody_with_everybody(run: Evidence) -> Iterator[str]:
     mixed = alpha.same_group_mass - chance < LOST * (1 - chance)
     if mixed and not is_blank(alpha.effective_partners) and alpha.effective_partners >= ALONE:
         yield (
-            f"everybody learns from everybody: {alpha.same_group_mass:.2f} of the weight is within the own group and "
-            f"{chance:.2f} would be by chance, though the data are of {len(run.sizes)} kinds; try --share 0.7, or a "
-            "longer warm-up (--warmup-rounds)"
+            f"everybody learns from everybody, though the data are of {len(run.sizes)} kinds: "
+            f"{alpha.same_group_mass:.2f} of the weight is within clients' own groups, and equal weights would give "
+            f"{chance:.2f}; try --share 0.7, or a longer warm-up (--warmup-rounds)"
         )
 
 
@@ -178,7 +202,7 @@ def rising_loss(run: Evidence) -> Iterator[str]:
         rate = run.settings.get("personal_lr")
         smaller = "a smaller --personal-lr" + ("" if is_blank(rate) else f" (now {rate:g})")
         yield (
-            f"the test loss of {name} rises, from {lowest['loss_mean']:.3g} after epoch {lowest['epoch']} to "
+            f"the test loss of {name} rises from {lowest['loss_mean']:.3g} after epoch {lowest['epoch']} to "
             f"{last['loss_mean']:.3g}; try {smaller}, --decay linear, or fewer --steps"
         )
 
@@ -195,7 +219,7 @@ def idle_tier(run: Evidence) -> Iterator[str]:
         reached, guess = (mean(values) for values in zip(*idle.values(), strict=True))
         yield (
             f"{'tier' if len(idle) == 1 else 'tiers'} {', '.join(idle)} learn{'s' * (len(idle) == 1)} nothing: "
-            f"{reached:.3f}, and always answering the most common class gives {guess:.3f}; try another step size "
+            f"{reached:.3f}, while always answering the most common class gives {guess:.3f}; try another step size "
             "(--global-lr, --personal-lr), more --steps, or a larger width in the profile"
         )
 
@@ -211,6 +235,7 @@ def _guess(run: Evidence, tier: str) -> float | None:
 RULES: Mapping[str, Rule] = {
     "short warm-up": short_warmup,
     "behind local": behind_local,
+    "tiers behind local": tiers_behind_local,
     "alone": everybody_alone,
     "everybody": everybody_with_everybody,
     "rising loss": rising_loss,
@@ -222,9 +247,9 @@ RULES: Mapping[str, Rule] = {
 
 
 def notes(run: Evidence) -> list[str]:
-    """What a reader of the figures should know: methods that diverged, visits that did not take place."""
+    """What a reader of the figures should know: methods that diverged, visits that were skipped."""
     found = [f"{name}: {method.diverged}" for name, method in run.summary.methods.items() if method.diverged]
     skipped = run.summary.main.cost.skipped
     if skipped:
-        found.append(f"{skipped:,.0f} visits did not take place, because the host was away or too small")
+        found.append(f"{skipped:,.0f} visits were skipped, because the host was away or too small")
     return found

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hetperm.report import comparison, pictures, tables
-from hetperm.report.contents import MB, Row, Summary, deployed, is_blank, method_column, tier_columns
-from hetperm.report.details import BINS, LARGEST_MAP, Run
+from hetperm.report import pictures, tables
+from hetperm.report.details import Run
+from hetperm.report.paired import Sample, paired
+from hetperm.report.summary import MB, Row, Summary, deployed, is_blank, method_column, tier_columns
 
 PALETTE = tuple(dict.fromkeys(pictures.COLOURS.values()))  # for methods that are not known here, by their position
 UNIT = 10_000  # mixing weights are sent as whole ten-thousandths
@@ -30,7 +31,7 @@ def of(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
         "curves": {name: [curve(run, name) for run in runs if run.histories.get(name)] for name in summary.methods},
         "maps": [_map(run, summary.tier_names) for run in runs if run.weights is not None],
         "dots": tier_dots(summary),
-        "paired": paired(summary, runs),
+        "paired": gains(summary, runs),
         "outlook": _outlook(runs),
         "clients": _clients(runs[0], summary) if len(runs) == 1 and not summary.seeds else [],
         "epochs": _client_epochs(runs[0]) if len(runs) == 1 and not summary.seeds else [],
@@ -100,8 +101,8 @@ def _dots(label: str, values: Mapping[str, Any], spreads: Mapping[str, Any]) -> 
     return {"label": label, "values": known, "spread": {name: _short(spreads.get(name)) for name in known}}
 
 
-def paired(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
-    """The algorithm minus each rival with a 95% interval: over seeds if there are several, else over clients."""
+def gains(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
+    """How far the algorithm is ahead of each rival, with a 95% interval over seeds, or over clients of one run."""
     over = "seeds"
     if summary.seeds:
         figures = {name: {run.summary.seed: _mean_of(run, name) for run in runs} for name in summary.methods}
@@ -117,8 +118,7 @@ def paired(summary: Summary, runs: Sequence[Run]) -> dict[str, Any]:
     pairs = {rival: pair(figures[ours], figures[rival], better=summary.better) for rival in summary.baselines}
     return {
         "over": over,
-        "title": f"{ours} minus each rival, with a 95% interval over {over}",
-        "heads": ["rival", "difference", "95% interval", f"{ours} is"],
+        "axis": f"gain of {ours} in test {summary.metric}",
         "rivals": {rival: values for rival, values in pairs.items() if values},
     }
 
@@ -133,7 +133,7 @@ def pair(
     """
     if better == "lower":
         ours, theirs = ({key: None if is_blank(v) else -v for key, v in side.items()} for side in (ours, theirs))
-    difference = comparison.paired(comparison.Sample(ours), comparison.Sample(theirs))
+    difference = paired(Sample(ours), Sample(theirs))
     if difference is None:
         return None
     return {
@@ -164,9 +164,9 @@ def _map(run: Run, largest_first: Sequence[str]) -> dict[str, Any]:
         "label": label,
         "tiers": tiers if len(tiers) == count else None,
         "groups": groups if known else None,
-        "largest": round(float(values.max(initial=0.0)), 4),
+        **_scale(values),
     }
-    if count > LARGEST_MAP:
+    if count > pictures.LARGEST_MAP:
         return {**names, "tiers": None, "groups": None, **_binned(run, groups if known else None, tiers, largest_first)}
     rows: list[tuple[list[int], list[int]]] = [([], []) for _ in range(count)]
     for a, b, value in zip(i.tolist(), j.tolist(), values.tolist(), strict=True):
@@ -177,24 +177,24 @@ def _map(run: Run, largest_first: Sequence[str]) -> dict[str, Any]:
     return {**names, "rows": rows, "alike": pictures.clustered(alpha).tolist()}
 
 
+def _scale(weights: np.ndarray) -> dict[str, float]:
+    """The largest weight, and the one from which on a map is brightest: a few large ones must not darken the rest."""
+    largest = float(weights.max(initial=0.0))
+    common = float(np.quantile(weights, 0.99)) if weights.size else 0.0
+    return {"largest": round(largest, 4), "bright": round(common if common < largest / 2 else largest, 4)}
+
+
 def _binned(
     run: Run, groups: Sequence[int] | None, tiers: Sequence[str], largest_first: Sequence[str]
 ) -> dict[str, Any]:
     """A map of the mean weights between neighbours, ordered by group and tier if they are known."""
-    (i, j, values), count = run.weights, run.summary.num_clients
+    count = run.summary.num_clients
     order = (
         np.arange(count) if groups is None else pictures.order(np.empty(0), groups, tiers, largest_first=largest_first)
     )
-    rank = np.empty(count, dtype=int)
-    size = math.ceil(count / BINS)
-    rank[order] = np.arange(count) // size
-    bins = int(rank.max()) + 1
-    total = np.zeros((bins, bins))
-    np.add.at(total, (rank[i], rank[j]), values)
-    # Mean over the clients of a row of what all clients of a column give: rows still sum to one.
-    total /= np.bincount(rank, minlength=bins)[:, None]
-    rows = [([b for b in range(bins) if row[b] > 0], [round(x * UNIT) for x in row.tolist() if x > 0]) for row in total]
-    return {"rows": rows, "bin": size, "order": order.tolist(), "largest": round(float(total.max()), 4)}
+    total, size = pictures.between_neighbours(run.weights, order)
+    rows = [(np.flatnonzero(row > 0).tolist(), [round(x * UNIT) for x in row.tolist() if x > 0]) for row in total]
+    return {"rows": rows, "bin": size, "order": order.tolist(), **_scale(total[total > 0])}
 
 
 def _outlook(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -244,7 +244,9 @@ def _clients(run: Run, summary: Summary) -> list[dict[str, Any]]:
             "facts": [
                 [tables.head(key), tables.cell(key, row.get(key))]
                 for key in row
-                if key not in ("client",) and not key.startswith(f"{summary.metric}_") and key != summary.metric
+                if key not in ("client", summary.metric)
+                and not key.startswith(f"{summary.metric}_")
+                and not is_blank(row.get(key))
             ],
             "scores": {name: _short(row.get(method_column(summary, name))) for name in summary.methods},
             "partners": sorted(partners.get(row.get("client"), []), key=lambda pair: -pair[1])[:PARTNERS],

@@ -11,9 +11,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from hetperm.report import charts, page, tables
-from hetperm.report.contents import Contents, is_blank, read
+from hetperm.report.contents import Contents, read
 from hetperm.report.details import Run, runs_of
 from hetperm.report.grid import Grid
+from hetperm.report.summary import is_blank
 from hetperm.texts import one_line
 
 MOST = 12  # runs at once
@@ -65,7 +66,7 @@ class Comparison:
         return {row.get("client"): row.get(column) for row in run.clients if not is_blank(row.get(self.metric))}
 
     def pair(self, side: Side, method: str | None = None) -> dict[str, Any] | None:
-        """A run minus the first, with its 95% interval."""
+        """How far a run is ahead of the first, with a 95% interval."""
         ours, first = self.figures(side, method), self.figures(self.sides[0], method)
         better = self.sides[0].contents.summary.better
         return charts.pair(ours, first, better=better) if ours.keys() == first.keys() else None
@@ -86,8 +87,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if not seeds:
         found = "; ".join(f"{side.label} has {', '.join(map(str, side.by_seed))}" for side in sides)
         raise ValueError(
-            f"the runs share no seed ({found}), so each has other clients and nothing can be paired; run both with one "
-            "seed"
+            f"the runs share no seed ({found}), so their clients differ and nothing can be paired; run both with the "
+            "same seed"
         )
     for side in sides[1:]:
         for seed in seeds:
@@ -120,14 +121,13 @@ def _check_data(first: Side, other: Side) -> None:
     sets = [side.contents.summary.dataset for side in (first, other)]
     if sets[0] != sets[1]:
         raise ValueError(
-            f"{first.label} is on {sets[0]} and {other.label} on {sets[1]}; figures on different data cannot be "
-            "compared"
+            f"{first.label} is on {sets[0]} and {other.label} on {sets[1]}; runs on different data cannot be compared"
         )
     parts = [side.contents.settings.get("partition") for side in (first, other)]
     if parts[0] != parts[1] and sets[0] != "own":
         raise ValueError(
-            f"{first.label} divides the data by {parts[0]} and {other.label} by {parts[1]}; clients with other data "
-            "cannot be compared"
+            f"{first.label} divides the data by {parts[0]} and {other.label} by {parts[1]}; clients with different "
+            "data cannot be compared"
         )
 
 
@@ -137,15 +137,15 @@ def _check_clients(first: Side, other: Side, seed: int | None) -> None:
     counts = [run.summary.num_clients for run in (a, b)]
     if counts[0] != counts[1]:
         raise ValueError(
-            f"{first.label} has {counts[0]} clients and {other.label} {counts[1]}: other clients, so their differences "
-            "mean nothing; run both with the same --num-clients"
+            f"{first.label} has {counts[0]} clients and {other.label} has {counts[1]}; runs with different clients "
+            "cannot be compared: run both with the same --num-clients"
         )
     for one, two in zip(a.clients, b.clients):
         column = next((name for name in LIKE if one.get(name) != two.get(name)), None)
         if column is not None:
             raise ValueError(
-                f"client {one.get('client')} is another in {other.label}: {tables.head(column)} is {one.get(column)} "
-                f"in {first.label} and {two.get(column)} there; compare runs with the same data settings"
+                f"client {one.get('client')} is not the same in both: {tables.head(column)} {one.get(column)} in "
+                f"{first.label} and {two.get(column)} in {other.label}; compare runs with the same data settings"
             )
 
 
@@ -169,7 +169,7 @@ def run_grid(found: Comparison) -> Grid:
                 "run": side.label,
                 "algorithm": side.contents.summary.algorithm,
                 found.metric: _with_spread([_mean(run, None) for run in runs]),
-                "minus the first": "-" if not k else difference_text(found.pair(side)),
+                "gain over the first": "-" if not k else difference_text(found.pair(side)),
                 "worst": _average([run.summary.main.score.worst for run in runs], 3),
                 "partners": _average(
                     [run.summary.main.alpha and run.summary.main.alpha.effective_partners for run in runs], 1
@@ -181,7 +181,8 @@ def run_grid(found: Comparison) -> Grid:
         )
     seeds = f"seeds {', '.join(map(str, found.seeds))}" if len(found.seeds) > 1 else f"seed {found.seeds[0]}"
     title = f"{found.sides[0].contents.summary.dataset}, {found.sides[0].contents.summary.num_clients} clients, {seeds}"
-    note = f"Differences with a 95% interval over {found.over}."
+    lower = f"; a lower {found.metric} is a gain" if found.sides[0].contents.summary.better == "lower" else ""
+    note = f"Gains are paired by {found.over[:-1]}, with their 95% interval{lower}."
     return Grid(list(rows[0]), [list(row.values()) for row in rows], title=title, note=note)
 
 
@@ -219,9 +220,14 @@ def setting_grid(found: Comparison) -> Grid | None:
     """The settings that differ, one line each; None if all are the same."""
     settings = [_flat(side.by_seed[found.seeds[0]].settings) for side in found.sides]
     keys = dict.fromkeys(key for one in settings for key in one if key not in ("name", "seed", "seeds"))
-    rows = [[key, *(str(one.get(key, "-")) for one in settings)] for key in keys]
+    rows = [[key, *(_setting(one.get(key, "-")) for one in settings)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]
-    return Grid(["setting", *(side.label for side in found.sides)], differing) if differing else None
+    columns = ["setting", *(side.label for side in found.sides)]
+    return Grid(columns, differing, title="settings that differ") if differing else None
+
+
+def _setting(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -238,9 +244,7 @@ def tier_grid(found: Comparison) -> Grid | None:
     if len(names) < 2 or any(side.contents.summary.tier_names != names for side in found.sides):
         return None
     rows = [[name, *(_tier(found, side, name) for side in found.sides)] for name in names]
-    return Grid(
-        ["tier", *(side.label for side in found.sides)], rows, title=f"{found.metric} by tier, of each run's algorithm"
-    )
+    return Grid(["tier", *(side.label for side in found.sides)], rows, title=f"{found.metric} by tier")
 
 
 def _tier(found: Comparison, side: Side, tier: str) -> str:
@@ -256,7 +260,7 @@ def method_grid(found: Comparison) -> Grid | None:
         [name, *(_with_spread([_mean(side.by_seed[seed], name) for seed in found.seeds]) for side in found.sides)]
         for name in names
     ]
-    return Grid(["method", *(side.label for side in found.sides)], rows)
+    return Grid(["method", *(side.label for side in found.sides)], rows, title=f"{found.metric} by method")
 
 
 # The page
@@ -270,13 +274,37 @@ def render(found: Comparison) -> str:
         **page.EMPTY,
         **grids,
         "methods": method_grid(found),
-        "title": f"{' against '.join(labels)}" if len(labels) < 4 else f"{len(labels)} runs side by side",
+        "title": " and ".join(labels) if len(labels) == 2 else f"{len(labels)} runs side by side",
         "lead": f"{', '.join(labels[1:])} compared with {labels[0]}, on the same clients.",
+        "outcome": outcome(found),
         "data": _data(found),
         "generator": "hetperm compare",
-        "sections": [("runs", "Runs"), ("settings", "Settings"), ("progress", "Progress")],
+        "sections": [(address, name) for address, name in SECTIONS.items() if address != "tiers" or grids["tiers"]],
     }
     return page.filled("compare.html", parts)
+
+
+SECTIONS = {
+    "runs": "Runs",
+    "settings": "Settings",
+    "tiers": "Tiers",
+    "progress": "Progress",
+    "methods": "Methods",
+}
+
+
+def outcome(found: Comparison) -> str:
+    """How every run compares with the first, in a sentence."""
+    first, parts = found.sides[0].label, []
+    for side in found.sides[1:]:
+        gain = found.pair(side)
+        if gain is None:
+            continue
+        interval = "" if gain["low"] is None else f" (95% interval {gain['low']:+.3f} to {gain['high']:+.3f})"
+        word = "level with" if gain["verdict"] == "level" else "ahead of" if gain["mean"] >= 0 else "behind"
+        by = "" if gain["verdict"] == "level" else f"{abs(gain['mean']):.3f} "
+        parts.append(f"{side.label} is {by}{word} {first}{interval}")
+    return f"In mean test {found.metric}, {'; '.join(parts)}." if parts else ""
 
 
 def _data(found: Comparison) -> dict[str, Any]:
@@ -294,8 +322,7 @@ def _data(found: Comparison) -> dict[str, Any]:
         "dots": _dots(found, tiers),
         "paired": {
             "over": found.over,
-            "title": f"minus {first.label}, with a 95% interval over {found.over}",
-            "heads": ["run", "difference", "95% interval", "it is"],
+            "axis": f"gain over {first.label} in test {found.metric}",
             "rivals": {label: pair for label, pair in pairs.items() if pair},
         },
         "outlook": [],

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from hetperm.report.comparison import Difference
-from hetperm.report.contents import Rows
+from hetperm.report.paired import Difference
+from hetperm.report.summary import Rows
 
 SHADES = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")  # Okabe and Ito's
 

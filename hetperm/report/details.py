@@ -9,23 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hetperm.report.contents import (
-    Contents,
-    Row,
-    Rows,
-    Summary,
-    read_csv,
-    read_settings,
-    read_summary,
-    seed_folders,
-)
+from hetperm.report.contents import Contents, read_csv, read_settings, read_summary, seed_folders
 from hetperm.report.fields import table
+from hetperm.report.summary import Row, Rows, Summary
 
 CLOCK = "timing.json"
-LARGEST_MAP = (
-    400  # clients up to which the page holds every mixing weight; of more it holds those of neighbours together
-)
-BINS = 200  # rows of a map of more clients
 
 
 @dataclass(frozen=True)
@@ -123,9 +111,8 @@ def _weights(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
             shape, i, j, values = alpha.shape, alpha.row, alpha.col, alpha.data
     except (ValueError, TypeError, IndexError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error
-    if (
-        len(shape) == 2 and shape[0] == shape[1] > count
-    ):  # clients that joined later stand at the end, and are no part of the run
+    # Clients that joined later stand at the end, and are no part of the run.
+    if len(shape) == 2 and shape[0] == shape[1] > count:
         here = (i < count) & (j < count)
         shape, i, j, values = (count, count), i[here], j[here], values[here]
     if shape != (count, count) or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():

@@ -63,7 +63,7 @@ function range(values) {
 }
 function frame(width, height, x, y, labels) {
   // The panel of a chart: axes, grid and labels; `at` turns values into places.
-  const left = 60, right = 12, top = 10, bottom = 42;
+  const left = 64, right = 12, top = 10, bottom = 42;
   const at = {
     x: (value) => left + (value - x[0]) / (x[1] - x[0] || 1) * (width - left - right),
     y: (value) => height - bottom - (value - y[0]) / (y[1] - y[0] || 1) * (height - top - bottom),
@@ -73,7 +73,9 @@ function frame(width, height, x, y, labels) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: at.y(value), y2: at.y(value) }),
       draw("text", { class: "faint", x: left - 6, y: at.y(value) + 4, "text-anchor": "end" }, plain(value)));
   }
-  for (const value of labels.ticks || ticks(x[0], x[1], width < 500 ? 4 : 7)) {
+  const given = labels.ticks || ticks(x[0], x[1], width < 500 ? 4 : 7).filter((value) => !labels.whole || value % 1 === 0);
+  const every = Math.ceil(given.length * 38 / (width - left - right));  // labels of more ticks would touch
+  for (const value of given.filter((_, k) => k % every === 0)) {
     svg.append(draw("text", { class: "faint", x: at.x(value), y: height - bottom + 16, "text-anchor": "middle" },
       labels.name ? labels.name(value) : plain(value)));
   }
@@ -91,8 +93,8 @@ function responsive(box, render) {
   again();
 }
 function legend(items) {
-  return make("ul", { class: "legend" }, ...items.map(({ name, colour, dash }) => {
-    const mark = make("i", { class: dash ? "dash" : null });
+  return make("ul", { class: "legend" }, ...items.map(({ name, colour, dash, dot }) => {
+    const mark = make("i", { class: dot ? "dot" : dash ? "dash" : null });
     mark.style.borderColor = colour;
     return make("li", {}, mark, name);
   }));
@@ -108,7 +110,7 @@ function lineChart(box, lines, labels) {
     const height = Math.min(360, Math.max(240, width * 0.5));
     const shown = lines.filter((line) => line.x.length);
     const x = range(shown.flatMap((line) => line.x)), y = range(shown.flatMap((line) => line.y.concat(line.low || [], line.high || [])));
-    if (labels.fromZero && x[0] < 0.3 * x[1]) x[0] = Math.min(0, ...shown.flatMap((line) => line.x));
+    if (labels.fromZero && (x[0] < 0.3 * x[1] || x[0] > 0.8 * x[1])) x[0] = Math.min(0, ...shown.flatMap((line) => line.x));
     const { svg, at } = frame(width, height, x, y, labels);
     const points = [];
     for (const line of shown) {
@@ -164,30 +166,30 @@ function lineChart(box, lines, labels) {
       show((now + step + points.length) % points.length);
     });
     panel.replaceChildren(svg);
-    keys.replaceChildren(legend(shown.map((line) => ({ name: line.name, colour: ink(line.colour), dash: line.dash }))));
+    keys.replaceChildren(legend(shown.map((line) => ({ name: line.name, colour: ink(line.colour), dash: line.dash, dot: line.x.length === 1 }))));
   });
 }
 
 // All methods: how far the algorithm is ahead of each rival
 
 function pairedChart(box) {
-  const { rivals, over, title, heads } = data.paired, names = Object.keys(rivals);
+  const { rivals, over, axis } = data.paired, names = Object.keys(rivals);
   if (!names.length) return;
   const panel = make("div");
-  box.append(make("h3", {}, title), panel,
-    make("p", { class: "note" }, over === "seeds"
-      ? "A dot is a seed, the diamond their mean. An interval that does not reach zero leaves little doubt."
-      : "A dot is a client, the diamond their mean. One seed says little about others: --seeds 0 1 2 does."));
+  box.append(panel, make("p", { class: "note" }, over === "seeds"
+    ? "A dot is a seed, the diamond their mean, the line its 95% interval. An interval that leaves out zero is hardly chance."
+    : "A dot is a client, the diamond their mean, the line its 95% interval over clients. One seed says little about others."));
   responsive(panel, (width) => {
-    const row = 34, left = Math.min(150, width * 0.33), right = 14, height = row * names.length + 34;
+    const row = 34, left = Math.min(150, width * 0.33), right = 14, height = row * names.length + 48;
     const values = names.flatMap((name) => [...rivals[name].each, rivals[name].low, rivals[name].high, 0]);
     const x = range(values), at = (value) => left + (value - x[0]) / (x[1] - x[0]) * (width - left - right);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": names.map((name) =>
       `${name}: ${signed(rivals[name].mean)}${rivals[name].low === null ? "" : `, from ${signed(rivals[name].low)} to ${signed(rivals[name].high)}`}`).join("; ") });
     for (const value of ticks(x[0], x[1], 5)) {
-      svg.append(draw("line", { class: value === 0 ? "axis" : "grid", x1: at(value), x2: at(value), y1: 0, y2: height - 28 }),
-        draw("text", { class: "faint", x: at(value), y: height - 12, "text-anchor": "middle" }, plain(value)));
+      svg.append(draw("line", { class: value === 0 ? "axis" : "grid", x1: at(value), x2: at(value), y1: 0, y2: height - 42 }),
+        draw("text", { class: "faint", x: at(value), y: height - 26, "text-anchor": "middle" }, plain(value)));
     }
+    svg.append(draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, axis));
     names.forEach((name, k) => {
       const y = row * k + row / 2, one = rivals[name], colour = ink(method[name] ? method[name].colour : "#999999");
       svg.append(draw("text", { x: 0, y: y + 4 }, name));
@@ -198,11 +200,6 @@ function pairedChart(box) {
     });
     panel.replaceChildren(svg);
   });
-  const rows = names.map((name) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, signed(rivals[name].mean)),
-    make("td", {}, rivals[name].low === null ? "-" : `${signed(rivals[name].low)} to ${signed(rivals[name].high)}`),
-    make("td", {}, rivals[name].verdict)));
-  box.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
-    ...heads.map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...rows))));
 }
 
 // Tiers
@@ -213,25 +210,26 @@ function dotChart(box) {
   const keys = make("div");
   box.append(panel, keys);
   responsive(panel, (width) => {
-    keys.replaceChildren(legend(names.map((name) => ({ name, colour: ink(method[name].colour) }))));
-    const row = 40, left = Math.min(190, width * 0.4), right = 14, height = row * data.dots.length + 34;
+    keys.replaceChildren(legend(names.map((name) => ({ name, colour: ink(method[name].colour), dot: true }))));
+    const row = Math.max(34, 9 * names.length + 16), left = Math.min(190, width * 0.4), right = 14, height = row * data.dots.length + 48;
     const x = range(data.dots.flatMap((tier) => names.flatMap((name) => [tier.values[name], tier.values[name] === undefined ? null : tier.values[name] + (tier.spread[name] || 0),
       tier.values[name] === undefined ? null : tier.values[name] - (tier.spread[name] || 0)])));
     const at = (value) => left + (value - x[0]) / (x[1] - x[0]) * (width - left - right);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${data.metric} of every method by tier; the table above has the same figures` });
     for (const value of ticks(x[0], x[1], width < 500 ? 3 : 6)) {
-      svg.append(draw("line", { class: "grid", x1: at(value), x2: at(value), y1: 0, y2: height - 28 }),
-        draw("text", { class: "faint", x: at(value), y: height - 12, "text-anchor": "middle" }, plain(value)));
+      svg.append(draw("line", { class: "grid", x1: at(value), x2: at(value), y1: 0, y2: height - 42 }),
+        draw("text", { class: "faint", x: at(value), y: height - 26, "text-anchor": "middle" }, plain(value)));
     }
+    svg.append(draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, `test ${data.metric}`));
     data.dots.forEach((tier, k) => {
       const y = row * k + row / 2, label = draw("text", { x: 0, y: y + 4 }, tier.label);
       svg.append(label);
       names.forEach((name, m) => {
         const value = tier.values[name];
         if (value === undefined) return;
-        const colour = ink(method[name].colour), dy = y + (names.length < 2 ? 0 : (m / (names.length - 1) - 0.5) * 16), spread = tier.spread[name];
+        const colour = ink(method[name].colour), dy = y + (names.length < 2 ? 0 : (m / (names.length - 1) - 0.5) * 9 * (names.length - 1)), spread = tier.spread[name];
         if (spread) svg.append(draw("line", { x1: at(value - spread), x2: at(value + spread), y1: dy, y2: dy, stroke: colour, "stroke-width": 2 }));
-        svg.append(draw("circle", { cx: at(value), cy: dy, r: 5, fill: colour }, draw("title", {}, `${name}, ${tier.label}: ${figure(value)}`)));
+        svg.append(draw("circle", { cx: at(value), cy: dy, r: 4.5, fill: colour }, draw("title", {}, `${name}, ${tier.label}: ${figure(value)}`)));
       });
     });
     panel.replaceChildren(svg);
@@ -250,9 +248,9 @@ function curvesChart(box) {
   const tier = choice("of ", [["", "all clients"], ...(tiers.length > 1 ? [["*", `every tier (${names[0]})`], ...tiers.map((one, k) => [String(k), one])] : [])],
     (value) => { state.tier = value; show(); });
   const cost = choice("against ", costs, (value) => { state.cost = value; show(); });
-  cost.select.id = "cost"; tier.select.id = "tier";
-  box.append(make("h3", { id: "curves" }, "How it got there"), make("div", { class: "controls" }, tier.label, cost.label), chart,
-    make("p", { class: "note" }, "A band is the range over seeds, if there are several. A dashed line is a method that pays nothing of that cost. Simulated seconds: devices of the profile, with their slow factors and networks, at 10\u2079 multiply-adds a second; a round takes as long as its slowest host."));
+  cost.select.id = "against"; tier.select.id = "tier";
+  box.append(...document.getElementById("progress") ? [] : [make("h3", { id: "curves" }, "Progress")], make("div", { class: "controls" }, tier.label, cost.label), chart,
+    make("p", { class: "note" }, `A dot is a method with a single point, such as one that is fine-tuned at the end. A dashed line is a method without that cost.${every.length > names.length ? " A band is the range over seeds." : ""} Simulated seconds are those of the profile's devices and networks, at 10\u2079 multiply-adds a second; a round takes as long as its slowest host.`));
   function line(name, label, runs, pick, colour, dash) {
     const points = Math.min(...runs.map((run) => run.all.length));
     const over = (k, of) => runs.map((run) => of(run)[k]).filter((value) => value !== null && value !== undefined);
@@ -286,17 +284,18 @@ function shade(part) {
 }
 function mapChart(box) {
   if (!data.maps.length) return;
-  const state = { map: data.maps[0], sort: null, at: null };
+  const state = { map: data.maps[0], sort: null, at: null }, known = new Set(data.clients.map((client) => client.id));
   const canvas = make("canvas", { id: "alpha", tabindex: "0", role: "application", "aria-roledescription": "map",
     "aria-label": "Mixing weights: a row is a client, a column whom it learns from. Arrow keys move from cell to cell." });
   const readout = make("p", { class: "readout", id: "cell", role: "status" }, "Point at a cell, or use the arrow keys.");
+  const open = make("p", { id: "open" }), spot = make("div", { class: "spot", hidden: "" }), blocks = make("div", { class: "blocks", "aria-hidden": "true" });
   const side = make("div");
   const orders = { group: "group, then tier", tier: "tier, then group", client: "client", alike: "similarity" };
   const sort = choice("Sort by ", [], (value) => { state.sort = value; show(); });
   sort.select.id = "sort";
   const seed = choice("Run ", data.maps.map((map, k) => [String(k), map.label]), (value) => { state.map = data.maps[+value]; options(); show(); });
   const controls = make("div", { class: "controls" }, data.maps.length > 1 ? seed.label : null, sort.label);
-  box.append(controls, make("div", { class: "map" }, canvas, make("div", {}, readout, side)));
+  box.append(controls, make("div", { class: "map" }, make("div", {}, blocks, make("div", { class: "field" }, canvas, spot)), make("div", {}, readout, open, side)));
   function options() {
     const { map } = state, several = map.tiers && new Set(map.tiers).size > 1;
     const able = map.bin ? [] : ["group", "tier", "client", "alike"].filter((name) => (name !== "group" || map.groups) && (name !== "tier" || several));
@@ -328,10 +327,17 @@ function mapChart(box) {
     canvas.width = canvas.height = cell * count;
     const brush = canvas.getContext("2d");
     ids.forEach((i, row) => ids.forEach((j, column) => {
-      brush.fillStyle = `rgb(${shade((weights[i].get(j) || 0) / (map.largest || 1)).map(Math.round).join(",")})`;
+      brush.fillStyle = `rgb(${shade((weights[i].get(j) || 0) / (map.bright || 1)).map(Math.round).join(",")})`;
       brush.fillRect(column * cell, row * cell, cell, cell);
     }));
-    const label = state.sort === "tier" ? (i) => map.tiers[i] : state.sort === "group" ? (i) => map.groups[i] : null;
+    const label = state.sort === "tier" ? (i) => map.tiers[i] : state.sort === "group" ? (i) => `group ${map.groups[i]}` : null;
+    const sizes = new Map();
+    if (label) ids.forEach((i) => sizes.set(label(i), (sizes.get(label(i)) || 0) + 1));
+    blocks.replaceChildren(...(sizes.size > 12 ? [] : [...sizes].map(([text, size]) => {
+      const block = make("span", { title: text }, text);
+      block.style.flexGrow = size;
+      return block;
+    })));
     if (label) {
       brush.fillStyle = "#ffffff";
       const thick = Math.max(2, Math.round(canvas.width / 300));
@@ -344,11 +350,13 @@ function mapChart(box) {
     }
     canvas.dataset.order = ids.join(" ");
     state.at = null;
+    spot.hidden = true;
+    open.replaceChildren();
     const scale = make("div", { class: "scale" });
     scale.style.background = `linear-gradient(to right, ${VIRIDIS.map((c) => `rgb(${c.join(",")})`).join(",")})`;
-    side.replaceChildren(make("p", { class: "note" }, `Row: who learns. Column: from whom. Dark is 0, yellow ${figure(map.largest)}.`), scale,
+    side.replaceChildren(make("p", { class: "note" }, `A row is a client, a column whom it learns from; both are in the same order. Dark is 0, yellow ${figure(map.bright)}${map.bright < map.largest ? ` and more (up to ${figure(map.largest)})` : ""}.`), scale,
       make("p", { class: "note" }, map.bin ? `${map.order.length} clients, ${map.bin} to a cell, by group and tier where they are known.`
-        : "White lines part the groups or tiers. The same weights stand in the section of each client."));
+        : `${label ? "White lines separate the blocks. " : ""}The section of each client lists the same weights.`));
   }
   function mark(row, column) {
     const count = ids.length;
@@ -356,11 +364,16 @@ function mapChart(box) {
     const i = ids[row], j = ids[column], weight = weights[i].get(j) || 0;
     readout.textContent = `${name(i)} learns ${figure(weight)} from ${i === j && !state.map.bin ? "itself" : name(j)}`;
     canvas.dataset.cell = `${i} ${j} ${weight}`;
+    spot.hidden = false;
+    for (const [side, at] of [["left", column], ["top", row], ["width", 1], ["height", 1]]) spot.style[side] = `${100 * at / count}%`;
+    if (ids.length && !state.map.bin && known.has(i)) open.replaceChildren(make("a", { href: `#client-${i}` }, `Open client ${i}`));
   }
-  canvas.addEventListener("pointermove", (event) => {
+  function point(event) {
     const area = canvas.getBoundingClientRect(), size = area.width / ids.length;
     mark(Math.floor((event.clientY - area.top) / size), Math.floor((event.clientX - area.left) / size));
-  });
+  }
+  canvas.addEventListener("pointermove", point);
+  canvas.addEventListener("pointerdown", point);  // a finger does not move before it taps
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (event.key === "Enter" && state.at && !state.map.bin) return go(ids[state.at[0]]);
@@ -369,7 +382,8 @@ function mapChart(box) {
     const [row, column] = state.at || [0, 0];
     state.at ? mark(row + step[0], column + step[1]) : mark(0, 0);
   });
-  canvas.addEventListener("click", () => { if (state.at && !state.map.bin && data.clients.length) go(ids[state.at[0]]); });
+  // A tap only reads a cell; the link below the map opens the client.
+  canvas.addEventListener("click", (event) => { if (event.pointerType !== "touch" && state.at && !state.map.bin) go(ids[state.at[0]]); });
   options();
   show();
 }
@@ -379,8 +393,8 @@ function outlookChart(box) {
   const shares = data.outlook[0].share, several = data.outlook.length > 1, chart = make("div");
   const name = (k) => k < 0 || k >= shares.length || k % 1 ? "" : shares[k] === 0 ? "alone" : shares[k] >= 1e6 ? "all" : String(shares[k]);
   const colours = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00"];
-  box.append(chart, make("p", { class: "note" }, "The loss on validation data one step ahead, as a difference to being alone: lower is better. The band is the standard error over clients, the ring the candidate that was chosen; the last look of the run is shown."));
-  lineChart(chart, data.outlook.map((one, k) => ({ name: several ? `seed ${one.seed}` : "loss minus that of being alone", colour: colours[k % colours.length], chosen: one.chosen,
+  box.append(chart, make("p", { class: "note" }, "The mean loss on validation data after one step, minus the loss of learning alone: lower is better. The ring is what was chosen, the band the standard error over clients. This is the last look of the run."));
+  lineChart(chart, data.outlook.map((one, k) => ({ name: several ? `seed ${one.seed}` : "loss minus that of learning alone", colour: colours[k % colours.length], chosen: one.chosen,
     x: shares.map((_, at) => at), y: one.gain, low: one.gain.map((gain, at) => gain - one.error[at]), high: one.gain.map((gain, at) => gain + one.error[at]) })),
   { x: "difference worth sharing, in units of noise", y: "loss minus alone", unit: "of sharing", about: "loss one step ahead against how much is shared", ticks: shares.map((_, k) => k), name,
     value: (value) => value.toFixed(4), mark: (line, k) => k === line.chosen });
@@ -415,14 +429,14 @@ function clientChart(box) {
         make("div", {}, make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))])),
           client.files.length ? make("p", {}, "Its model:") : null, client.files.length ? make("ul", {}, ...client.files.map(link)) : null),
         make("div", {}, rows.length ? make("p", {}, `Learns from ${client.learns_from} clients${client.learns_from > rows.length ? `, the first ${rows.length}` : ""}:`) : null,
-          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", "group", "weight", ""].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...rows))) : null)),
+          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", "group", "weight"].map((name) => make("th", { scope: "col" }, name)), make("td", { "aria-hidden": "true" }))), make("tbody", {}, ...rows))) : null)),
       curve);
     if (client.curve.length > 1) {
       const main = data.methods[0], tier = (data.curves[main.name][0] || { by_tier: {} }).by_tier[client.tier];
       const epochs = (data.curves[main.name][0] || {}).epoch;
       lineChart(curve, [{ name: `client ${id}`, colour: main.colour, strong: true, x: data.epochs, y: client.curve },
         ...(tier ? [{ name: `mean of tier ${client.tier}`, colour: "#888888", dash: "5 4", x: epochs, y: tier }] : [])],
-      { x: "epoch", y: `test ${data.metric}`, unit: "epochs", about: `${data.metric} of client ${id} by epoch` });
+      { x: "epoch", y: `test ${data.metric}`, unit: "epochs", whole: true, about: `${data.metric} of client ${id} by epoch` });
     }
   }
   go = (id) => { location.hash = `client-${id}`; };
@@ -487,5 +501,11 @@ document.querySelector("nav").append(theme);
 
 const CHARTS = { paired: pairedChart, dots: dotChart, curves: curvesChart, outlook: outlookChart, client: clientChart, map: mapChart };
 for (const [name, chart] of Object.entries(CHARTS)) if (place(name)) chart(place(name));
+function unfold() {  // a link to a part that is folded opens it
+  const target = document.getElementById(location.hash.slice(1));
+  if (target && target.tagName === "DETAILS") target.open = true;
+}
+addEventListener("hashchange", unfold);
+unfold();
 root.dataset.ready = "true";
 })();

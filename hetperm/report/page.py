@@ -3,36 +3,23 @@
 import base64
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from hetperm.report import advice, charts, tables
-from hetperm.report.contents import (
-    MB,
-    Contents,
-    Mixing,
-    Row,
-    Rows,
-    Summary,
-    deployed,
-    is_blank,
-    read,
-    seed_folders,
-    tier_columns,
-)
+from hetperm.report import advice, charts, sentences, tables
+from hetperm.report.contents import Contents, read, seed_folders
 from hetperm.report.details import Run, runs_of
 from hetperm.report.grid import transposed
+from hetperm.report.summary import MB, Row, Rows, Summary, deployed, is_blank, tier_columns
 
 NAME = "report.html"
-OWN = "own"  # the data set of `fit`
 
 
 def render(folder: Path | str) -> str:
@@ -79,6 +66,7 @@ SECTIONS = {
     "clients": "Clients",
     "cost": "Cost",
     "seeds": "Seeds",
+    "pictures": "Pictures",
     "machine": "Machine",
 }
 NEEDS = {"cost": "profile", "seeds": "several"}
@@ -108,7 +96,7 @@ def _environment() -> Environment:
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(
         "metric better methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages "
-        "clients nodes epochs config advice notes machine".split()
+        "reason_table outcome clients nodes epochs config advice notes machine".split()
     ),
     "data": {},
     "generator": "hetperm report",
@@ -120,24 +108,35 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
     clients = [row for rows in contents.clients for row in rows]
     metric = summary.metric
     evidence = [evidence_of(run) for run in runs]
+    data = charts.of(summary, runs)
+    pairs = data["paired"]
     shown = [] if several else charts.shown_clients(clients, summary)
     return {
         "advice": advice.lines(evidence),
         "notes": list(dict.fromkeys(note for run in runs for note in (*run.warnings, *advice.notes(evidence_of(run))))),
-        "reasons": reasons(runs),
+        "reasons": sentences.reasons(runs),
+        "reason_table": sentences.reason_grid(runs),
         "machine": runs[0].about if runs else None,
         "costs": tables.cost_grid(summary),
-        "data": charts.of(summary, runs),
-        "title": f"{summary.algorithm} on {summary.dataset}",
-        "lead": about(contents),
+        "data": data,
+        "title": sentences.title(summary),
+        "lead": sentences.about(contents),
+        "outcome": sentences.outcome(summary, pairs["rivals"], pairs["over"]),
         "algorithm": summary.algorithm,
         "metric": metric,
         "better": summary.better,
         "methods": tables.closing_grid(summary),
-        "gains": tables.paired_lines(summary),
+        "gains": sentences.gain_grid(
+            pairs["rivals"], ours=summary.algorithm, over=pairs["over"], metric=metric, better=summary.better
+        )
+        if pairs["rivals"]
+        else None,
         "attendance": tables.attendance_lines(summary),
-        "tiers": tables.tier_grid(summary, clients) if summary.tier_names else None,
-        "mixing": [mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
+        # Its heading on the page says the rest.
+        "tiers": replace(tables.tier_grid(summary, clients), title="± over seeds" if several else "")
+        if summary.tier_names
+        else None,
+        "mixing": [sentences.mixing_sentence(name, alpha, contents) for name, alpha in summary.mixing.items()],
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
         "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
@@ -145,8 +144,8 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
-        # A user's own data and model are in no file.
-        "repeatable": OWN not in (summary.dataset, contents.settings.get("dataset")),
+        # A user's own data and model, and the data of nodes, are in no file.
+        "repeatable": not contents.nodes and sentences.OWN not in (summary.dataset, contents.settings.get("dataset")),
     }
 
 
@@ -156,13 +155,26 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
         return {}
     tiers = contents.resources["tiers"]
     # The verdict first, without reasons, which the lines below the table give; a column for each tier fits a page.
-    rows = [{key: row[key] for key in _first(row, "tier", "width", "verdict") if key != "reason"} for row in tiers]
+    keys = [key for key in _first(tiers[0], "tier", "width", "verdict") if key != "reason"] if tiers else []
+    known = [key for key in keys if not all(is_blank(row.get(key)) for row in tiers)]
+    rows = [{key: row.get(key) for key in known} for row in tiers]
     return {
+        "outcome": _verdicts(tiers),
         "title": contents.resources.get("title", "Resources"),
         "lead": RESOURCES_LEAD,
         "resources": transposed(tables.row_grid(rows)),
         "resource_lines": contents.resources["lines"],
     }
+
+
+def _verdicts(tiers: Rows) -> str:
+    """Which tiers the model fits, in a sentence."""
+    by_verdict: dict[str, list[str]] = {}
+    for row in tiers:
+        by_verdict.setdefault(str(row.get("verdict")), []).append(str(row.get("tier")))
+    if list(by_verdict) == ["fits"]:
+        return "The model fits every tier at its width."
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) + "."
 
 
 def _first(row: Row, *keys: str) -> list[str]:
@@ -173,7 +185,7 @@ def _first(row: Row, *keys: str) -> list[str]:
 def _worst(clients: Rows, shown: Rows) -> str:
     if len(shown) == len(clients):
         return ""
-    return f"the {len(shown)} clients with the lowest accuracy, of {len(clients)}; clients.csv has all"
+    return f"the {len(shown)} worst clients of {len(clients)}; clients.csv has all"
 
 
 def evidence_of(run: Run) -> advice.Evidence:
@@ -186,96 +198,6 @@ RESOURCES_LEAD = (
     "Python and torch, time on one thread, and whether each tier stays within its budget when the operating system "
     "enforces it."
 )
-
-
-# Sentences
-
-
-def about(contents: Contents) -> str:
-    """What was run, in a sentence."""
-    summary, settings = contents.summary, contents.settings
-    against = f" against {_listed(list(summary.baselines))}" if summary.baselines else ""
-    seeds = summary.seeds or ["-" if summary.seed is None else summary.seed]
-    # Summaries of earlier versions do not say what was used; what the configuration says was, unless it came from fit.
-    partition = summary.partition or ("" if summary.dataset == OWN else settings.get("partition"))
-    model = summary.model or ("" if summary.dataset == OWN else settings.get("model"))
-    parts = [
-        f"data {summary.dataset}" + _in_brackets(partition or _samples(contents)),
-        f"{summary.num_clients} clients",
-        f"model {model}" if model else "",
-        f"capacity profile {summary.capacity_profile}" if summary.capacity_profile else "",
-        "" if summary.epochs is None else f"{summary.epochs} epochs",
-        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
-    ]
-    return f"{summary.algorithm}{against}: {', '.join(filter(None, parts))}."
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
-def _samples(contents: Contents) -> str:
-    """How many samples the clients of the first seed train on; empty if their table does not say."""
-    counts = [row.get("n_train") for row in (contents.clients[0] if contents.clients else ())]
-    return "" if not counts or None in counts else f"{sum(counts):,} training samples"
-
-
-def mixing_sentence(method: str, alpha: Mixing, contents: Contents) -> str:
-    """A sentence about a method's mixing weights, compared with what equal weights would give."""
-    parts = []
-    if not is_blank(alpha.same_group_mass):
-        chance = _by_chance(contents.clients, "group")
-        parts.append(f"{alpha.same_group_mass:.3f} on clients with the same kind of data (same-group mass{chance})")
-    if not is_blank(alpha.same_tier_mass) and len(contents.summary.tier_names) > 1:
-        chance = _by_chance(contents.clients, "tier")
-        parts.append(f"{alpha.same_tier_mass:.3f} on clients of the same tier (same-tier mass{chance})")
-    own, others, effective = (
-        "-" if is_blank(value) else f"{value:.{digits}f}"
-        for value, digits in ((alpha.self_weight, 3), (alpha.nonzero, 1), (alpha.effective_partners, 1))
-    )
-    parts.append(f"{own} on the client itself")
-    return (
-        f"{method}: weight {_listed(parts)}; a client learns from {others} clients, itself included "
-        f"({effective} effective partners)."
-    )
-
-
-def reasons(runs: Sequence[Run]) -> list[str]:
-    """What the mixing rule chose in each run, and by which losses."""
-    found = []
-    for run in runs:
-        where = f"seed {run.summary.seed}: " if len(runs) > 1 else ""
-        alpha = run.summary.main.alpha
-        if alpha is None or alpha.share is None:
-            continue
-        found.append(f"{where}{tables.share_sentence(alpha.share)}.")
-        chosen = next((row for row in run.outlook if row.get("chosen") == 1), None)
-        ends = [row for row in (run.outlook[:1] + run.outlook[-1:] if run.outlook else []) if row is not chosen]
-        if chosen is not None and not any(is_blank(row.get("loss")) for row in (chosen, *ends)):
-            others = " and ".join(f"{row['loss']:.4f} if {_sharing(row['share'])}" for row in ends)
-            found.append(
-                f"{where}one step ahead, clients' mean validation loss would be {chosen['loss']:.4f} with this choice, "
-                f"{others}. Among choices that are as good, the one that shares least is taken."
-            )
-    return found
-
-
-def _sharing(share: float) -> str:
-    return "everybody were alone" if share == 0 else "everybody learned from everybody"
-
-
-def _by_chance(runs: Sequence[Rows], column: str) -> str:
-    """The weight that clients alike in a column would get if all weights were equal; empty if the column is unknown."""
-    labels = [[row.get(column) for row in rows] for rows in runs]
-    if not labels or any(None in of_run for of_run in labels):
-        return ""
-    # Each of the n clients with a label has mass n / N on them, and they are n / N of all clients.
-    mass = mean(sum(count**2 for count in Counter(of_run).values()) / len(of_run) ** 2 for of_run in labels)
-    return f"; {mass:.3f} if all weights were equal"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 # Seeds and epochs
@@ -346,9 +268,9 @@ CAPTIONS = {
     ),
     "look-ahead.png": (
         "Line of the loss after one step against how much difference is shared",
-        "How much to share, judged one step ahead: the mean loss of clients on their validation data after the first "
-        "step that each candidate would lead to, as a difference to being alone. The lowest point was chosen; the band "
-        "is the standard error over clients.",
+        "How much to share, judged one step ahead: the mean validation loss of clients after one step with each "
+        "candidate, minus the loss of learning alone. The ring is what was chosen: the candidate nearest to 0.7 among "
+        "those as good as the lowest. The band is the standard error over clients.",
     ),
     "{metric}.png": (
         "Lines of test {metric} against what was spent on training and on communication",

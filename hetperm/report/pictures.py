@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hetperm.report import tables
-from hetperm.report.contents import Rows, Summary, Tier, deployed, method_column
+from hetperm.report.summary import Rows, Summary, Tier, deployed, method_column
 
 # A method has one colour in every picture. The first are Okabe and Ito's, which colour-blind readers can tell apart;
 # there are not enough of them, so methods that slice one global model also have dash-dotted lines and hatched bars.
@@ -39,6 +39,8 @@ COLOURS = {
     "fjord": "#5FD3C4",
     "fjord-ft": "#12355B",
 }
+LARGEST_MAP = 400  # clients up to which a map shows every mixing weight; with more it shows means of neighbours
+BINS = 200  # rows of a map of more clients
 LEGEND = 5  # tiers in a line of the map's legend
 SLICING = ("ditto", "fedrep", "heterofl", "heterofl-clustered", "fedrolex", "feddropout", "fjord")  # and with -ft
 
@@ -141,6 +143,59 @@ def alpha_map(
     return figure
 
 
+def neighbour_map(
+    weights: tuple[np.ndarray, np.ndarray, np.ndarray],
+    groups: Sequence[int] | None,
+    *,
+    title: str,
+    tiers: Sequence[str],
+    largest_first: Sequence[str] = (),
+) -> Figure:
+    """The mixing weights of very many clients: a point is the mean over neighbours, in the order of groups if known.
+
+    Args:
+        weights: (K,) clients, hosts and weights that are not zero.
+        groups: the group of each client, if known.
+        tiers: the tier of each client, which orders those of a group.
+        largest_first: the names of the tiers, largest first.
+    """
+    at = np.arange(len(tiers)) if groups is None else order(np.empty(0), groups, tiers, largest_first=largest_first)
+    means, size = between_neighbours(weights, at)
+    figure, axes, scale = _square(below=0.8, beside=0.0)
+    edges = (-0.5, len(at) - 0.5)
+    image = axes.imshow(means, cmap="viridis", vmin=0, interpolation="nearest", extent=(*edges, *edges[::-1]))
+    figure.colorbar(image, cax=scale, label=f"mixing weight of {size} neighbours together")
+    by = "" if groups is None else " (ordered by group)"
+    axes.set(xlabel=f"host j{by}", ylabel=f"client i{by}")
+    axes.set_title(_plain(title), pad=8)
+    return figure
+
+
+def between_neighbours(
+    weights: tuple[np.ndarray, np.ndarray, np.ndarray], at: np.ndarray, bins: int = BINS
+) -> tuple[np.ndarray, int]:
+    """(B, B) the mean weight that neighbours give to neighbours, B at most ``bins``, and how many are neighbours.
+
+    Args:
+        weights: (K,) clients, hosts and weights that are not zero.
+        at: (N,) the clients in order.
+
+    Example:
+        >>> i = j = np.arange(4)
+        >>> between_neighbours((i, j, np.ones(4)), np.array([0, 2, 1, 3]), bins=2)[0].tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    i, j, values = weights
+    size = math.ceil(len(at) / bins)
+    bin_of = np.empty(len(at), dtype=int)
+    bin_of[at] = np.arange(len(at)) // size
+    count = int(bin_of.max()) + 1
+    total = np.zeros((count, count))
+    np.add.at(total, (bin_of[i], bin_of[j]), values)
+    # Mean over the clients of a row of what all clients of a column give: rows still sum to one.
+    return total / np.bincount(bin_of, minlength=count)[:, None], size
+
+
 def _square(*, below: float, beside: float) -> tuple[Figure, Any, Any]:
     """A figure, its square panel and its colour scale; `below` and `beside` are inches of room around the panel."""
     # Placed by hand: matplotlib's layout engines do not know how far a square panel shrinks.
@@ -205,7 +260,7 @@ def look_ahead(shares: Sequence[float], losses: np.ndarray, chosen: int, *, titl
     axes.fill_between(x, mean - error, mean + error, alpha=0.2, linewidth=0)
     axes.plot(x, mean, marker="o", markersize=4)
     axes.plot(x[chosen], mean[chosen], marker="o", markersize=10, markerfacecolor="none", color="black", linestyle="")
-    labels = ["alone" if share == 0 else "all" if share >= 1e6 else f"{share:g}" for share in shares]
+    labels = ["alone" if share == 0 else "all" if share >= tables.EVERYBODY else f"{share:g}" for share in shares]
     axes.set_xticks(x, labels, fontsize=8)
     axes.set(title=_plain(title), xlabel="difference worth sharing, in units of noise")
     axes.set_ylabel("loss one step ahead, minus alone")

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hetperm.report.contents import (
+from hetperm.report.grid import Grid, markdown, terminal, transposed
+from hetperm.report.summary import (
     ACCURACY,
     MB,
     Gain,
@@ -20,8 +21,8 @@ from hetperm.report.contents import (
     or_lowest,
     quantity,
 )
-from hetperm.report.grid import Grid, markdown, terminal, transposed
 
+EVERYBODY = 1e6  # a share from which on everybody learns from everybody
 WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
 
 
@@ -109,7 +110,7 @@ def share_sentence(share: float) -> str:
     what = f"differences of about {share:g} times the noise of a gradient are worth sharing (share {share:g})"
     if share == 0:
         what = "clients are best off alone (share 0)"
-    elif share >= 1e6:
+    elif share >= EVERYBODY:
         what = "everybody learns from everybody, by their samples"
     return f"looking one step ahead, {what}"
 
@@ -281,12 +282,27 @@ def head(key: str) -> str:
 
     Example:
         >>> head("train_mb"), head("n_train"), head("accuracy_fedavg-ft")
-        ('train MB', 'n train', 'accuracy fedavg-ft')
+        ('train MB', 'train samples', 'accuracy fedavg-ft')
     """
-    return " ".join(UNITS.get(word, word) for word in key.split("_"))
+    return NAMES.get(key) or " ".join(UNITS.get(word, word) for word in key.split("_"))
 
 
 UNITS = {"mb": "MB", "mbps": "Mbps", "mmacs": "MMACs", "macs": "MACs"}
+NAMES = {
+    "n_train": "train samples",
+    "n_val": "validation samples",
+    "most_common": "most common class",
+    # of a resource benchmark
+    "limit_mb": "limit MB, with slack",
+    "step_ms": "ms per step",
+    "device_step_ms": "ms per step on the device",
+    "down_mb": "MB down per visit",
+    "up_mb": "MB up per visit",
+    "visit_seconds": "simulated s per visit",
+    "own": "at its width",
+    "wider": "next larger width",
+    "above": "at the next larger width",
+}
 NOTE = "note"
 IDENTITIES = ("tier", "client", "group", "seed")  # numbers that are names: no commas in them
 
@@ -305,9 +321,9 @@ def cell(key: str, value: Any, *, metric: str = ACCURACY) -> str:
         return "-"
     if key in IDENTITIES or not isinstance(value, int | float):
         return str(value)
-    if key == "width":
+    if key in ("width", "wider"):
         return width_text(value)
-    if isinstance(value, float) and quantity(key) in (metric, "loss"):
+    if isinstance(value, float) and (quantity(key) in (metric, "loss") or key == "most_common"):
         return _share(value)
     if key == "effective_partners":
         return f"{value:.1f}"
