@@ -12,7 +12,7 @@ _HOME = {
     "run": "runs.experiment",
     "fit": "runs.experiment",
     "sweep": "runs.experiment",
-    "Result": "runs.experiment",
+    "Result": "runs.result",
     "Client": "client",
     "Cached": "shards",
     "load_client": "runs.client_models",

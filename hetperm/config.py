@@ -20,7 +20,7 @@ ALGORITHMS = (
     *("feddropout", "feddropout-ft", "fedrolex", "fedrolex-ft", "fjord", "fjord-ft"),
 )
 ADDED: set[str] = set()  # names of algorithms that plugins registered
-Engine = Literal["auto", "sequential", "batched", "threads", "processes"]
+Engine = Literal["auto", "sequential", "batched", "threads", "processes", "ray"]
 WidthsFrom = Literal["profile", "budget"]
 # The project's configs/: inside an installed package, beside the package in a checkout.
 _PACKAGE = Path(__file__).resolve().parent
@@ -66,8 +66,8 @@ def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     return {algorithm_name(name, method): table(f"[{method}]", options) for method, options in value.items()}
 
 
-# A step that is shorter than the last digit of a number changes nothing.
-RATE = number(lambda x: x >= 1e-12, "a number of at least 1e-12")
+# A step that is shorter than the last digit of a number changes nothing; one beyond 1e38 is infinite in float32.
+RATE = number(lambda x: 1e-12 <= x <= 1e38, "a number from 1e-12 to 1e38")
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Config:
 
     # The first of all: what it registers, the other fields may name.
     plugins: Annotated[Names, several(plugin)] = ()
-    """Python files or modules that register algorithms, data sets, models or metrics of one's own; they are run."""
+    """Python files or modules that register your own algorithms, data sets, models or metrics; they are executed."""
     name: Annotated[str | None, folder_name] = None
-    """Name of the run; it is written to runs/NAME; None: the data set and the algorithm."""
+    """Name of the run, which is written to runs/NAME; None: the data set and the algorithm."""
     out: Path | None = None
     """Folder to write to, which must not exist; None: runs/NAME, or runs/NAME-2, ... if that is taken."""
     resume: bool = False
-    """Go on with the run in that folder (the latest of its name) where it stopped; starts afresh if there is none."""
+    """Continue the run in that folder (the latest of its name) where it stopped; start a new one if there is none."""
 
     capacity_profile: str = "mobile"
     """How sizes are spread over clients: mobile, mobile-ram, iot, edge-cluster, cross-silo, uniform5, homogeneous, or a
@@ -91,7 +91,7 @@ class Config:
     """Width of a tier: as the profile has it, or the largest of its widths whose training fits the tier's budget."""
     algorithm: Annotated[str, algorithm_name] = "perm"
     """perm, perm-two-stage, local, fedavg, perfedavg, pfedme, apfl, ifca, ditto, fedrep, heterofl, heterofl-clustered,
-    feddropout, fedrolex, fjord or one of a plugin; with -ft fedavg and the last five are fine-tuned at home."""
+    feddropout, fedrolex, fjord or one of a plugin; fedavg-ft and the last five with -ft are fine-tuned at home."""
     baselines: Annotated[Names, several(algorithm_name)] = ("local", "heterofl-ft")
     """Algorithms to compare with at equal client steps (the algorithm itself is left out); an empty string for none."""
 
@@ -109,13 +109,13 @@ class Config:
     num_clients: Annotated[int, whole(1, 100_000)] = 20
     """Number of clients, N."""
     samples_per_client: Annotated[int | None, whole(1)] = None
-    """Training samples of a client, n_i; None: all there are, divided."""
+    """Training samples of a client, n_i; None: an equal part of all there are."""
     validation_share: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
     """Share of the data outside the test pool that is kept for validation."""
     max_test_samples: Annotated[int | None, whole(1)] = None
-    """Most samples that a client is scored on, of its test data and of its validation data; None: all."""
+    """Largest number of test samples, and of validation samples, that a client is scored on; None: all."""
     image_size: Annotated[int | None, whole(1, 4096)] = None
-    """Side to resize images to; None: as they are."""
+    """Side that images are resized to; None: as they are."""
     model: str = "mlp"
     """logistic, mlp, cnn, har-cnn (windows), char-lstm (texts), resnet18-cifar, timm:NAME or torchvision:NAME."""
     model_options: Annotated[Mapping[str, Any], table] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class Config:
     """Each client trains and predicts only the classes it has; the same for all methods."""
 
     steps: Annotated[int, whole(0)] = 800
-    """Mini-batch gradients that each client computes in the whole run, whatever the method; a loss counts as a third of
-    one. 0: warmup_rounds and epochs, each a visit to every partner, decide, and rivals get as many as PERM took."""
+    """Mini-batch gradients that each client computes in the whole run, with any method; computing a loss counts as a
+    third of one. With 0, an epoch is a visit to every partner, and rivals get as many steps as PERM took."""
     epochs: Annotated[int, whole(1, 1_000_000)] = 12
     """Epochs of personalised training, R: equal parts of the steps that are left after the warm-up."""
     local_steps: Annotated[int, whole(1, 1_000_000)] = 5
@@ -136,64 +136,64 @@ class Config:
     batch_size: Annotated[int, whole(1)] = 32
     """Samples of a local step."""
     personal_lr: Annotated[float | None, RATE] = None
-    """Step size of the personal models at the start of personalised training, eta; None: 0.6 of global_lr."""
+    """Step size of the personal models when personalised training starts, eta; None: 0.6 of global_lr."""
     global_lr: Annotated[float | None, RATE] = None
     """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
     convolutions over time, 2 with recurrent layers, 0.1 for other models; a third of that with optimizer momentum, a
     fiftieth with adamw."""
     decay: Literal["linear", "none"] = "linear"
-    """How the step size of the personal models changes over the epochs: it falls to 0, or stays (the paper)."""
+    """Step size of the personal models over the epochs: it falls to 0, or stays constant (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"
-    """Step size of a visit: smaller if a client's partners differ more than mini-batches do, or not (the paper)."""
+    """Step size of a visit: smaller if partners differ more than mini-batches do, or not (plain, the paper)."""
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
-    """What takes the local steps of all methods. Its state begins anew with every visit: it neither travels with a
-    model nor waits at a host. Its memory is part of budgets."""
+    """Optimizer of the local steps, for all methods. Every visit starts it without memory of earlier ones. What it
+    keeps counts towards memory budgets."""
     momentum: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.9
-    """Share of the last step's direction that the next one keeps, with optimizer momentum."""
-    weight_decay: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.0
-    """Weight decay of local steps, as torch's optimizers have it: part of the gradient, or with adamw beside it."""
+    """Share of the last step's direction that the next step keeps, with --optimizer momentum."""
+    weight_decay: Annotated[float, number(lambda x: 0 <= x <= 100, "a number from 0 to 100")] = 0.0
+    """Weight decay of local steps, as in torch's optimizers: part of the gradient, or decoupled with adamw."""
     accumulate: Annotated[int, whole(1, 1_000_000)] = 1
-    """Pieces in which a mini-batch is run, one after the other, for devices that cannot hold it: the same gradient in
-    less memory (batch norms see one piece at a time)."""
+    """Number of pieces that a mini-batch is run in, one after the other: the same gradient in less memory (but batch
+    norms see one piece at a time)."""
     augment: Literal["none", "flip-crop"] = "none"
-    """Random changes of the samples of local steps: images mirrored and moved; fit takes a function of yours."""
+    """Random changes of training samples: flip-crop mirrors and shifts images; fit also takes your own function."""
     autocast: bool = False
-    """Compute local steps in bfloat16 where torch holds that to be safe; weights keep their precision."""
+    """Compute local steps in bfloat16 where torch considers it safe; weights keep their precision."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the step sizes of all methods change over the steps of the run: not, or down to 0; decay is then left out."""
+    """Step sizes of all methods over the run: constant, or falling to 0 (then --decay is ignored)."""
     lr_warmup: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.0
-    """Share of the run over which step sizes rise, step by step, to their full size."""
+    """Share of the run during which step sizes rise to their full size."""
     step_cap: Annotated[float, number(lambda x: x == 0 or x >= 1e-6, "0 or a number of at least 1e-6")] = 0.2
-    """Longest step of any method, as a share of the length of the model that takes it; 0: no cap (the paper)."""
+    """Longest step of any method, as a share of the norm of the model; 0: no cap (the paper)."""
     global_batch: Annotated[int, whole(1)] = 256
     """Samples each client uses for a step of the global model."""
     warmup: Literal["ordered", "static"] = "ordered"
-    """Part of the global model that a client trains in the warm-up: of a width drawn each round from those it can hold,
-    or all that it can hold (the paper)."""
+    """Part of the global model that a client trains in the warm-up: in each round a random width that it can hold
+    (ordered), or all that it can hold (static, the paper)."""
     warmup_rounds: Annotated[int | None, whole(0, 1_000_000)] = None
     """Rounds of federated averaging before mixing weights are estimated; None: half of the steps (30 if steps is 0)."""
     start: Literal["nested", "plain"] = "nested"
-    """Weights that training begins with: each width drawn for its own size, narrow over wide, or parts of a wide model;
-    the same for all methods. A model given to fit begins as it is."""
+    """Initial weights, for all methods: drawn for each width separately, narrow over wide (nested), or parts of one
+    wide model (plain). A model given to fit keeps its own."""
     extraction: Literal["static", "random", "rolling"] = "static"
-    """Part of the global model that a client trains: the first channels, a fresh draw, or a window that moves on."""
+    """Part of the global model that a client trains: the first channels, a random draw, or a moving window."""
     nested: Literal["static", "random", "rolling", "skip"] = "static"
-    """Part of a visiting model that a host too small for it trains; skip: no such visits."""
+    """Part of a visiting model that a smaller host trains; skip: no such visits."""
     personal_width: Literal["own", "smallest"] = "own"
-    """Size of the personal models: as much as each client can hold, or as much as all can."""
+    """Size of the personal models: what each client can hold, or what the smallest can."""
     server_mix: Literal["none", "alpha"] = "none"
-    """Mix personal models by alpha at the end of an epoch, over what they have in common; ours, not in the paper."""
-    inplace_kd: Annotated[float, number(lambda x: x >= 0, "a number of at least 0")] = 0.0
-    """Weight of in-place distillation: visiting models teach a narrower part of themselves; ours, not in the paper."""
+    """Mix the common parts of personal models by alpha after every epoch; not in the paper."""
+    inplace_kd: Annotated[float, number(lambda x: 0 <= x <= 1000, "a number from 0 to 1000")] = 0.0
+    """Weight of in-place distillation: visiting models teach a narrower part of themselves; not in the paper."""
     step_rule: Literal["max", "paper"] = "max"
     """Step of model i at host j: eta alpha_ij / max_j alpha_ij, or the paper's eta alpha_ij N."""
     visits: Literal["shuffle", "parallel"] = "shuffle"
-    """How a model is trained by several hosts: it goes from one to the next (the paper), or a copy goes to each at once
-    and it becomes their mean by alpha."""
+    """How several hosts train a model: one after the other (shuffle, the paper), or each a copy at the same time, and
+    their mean by alpha is kept (parallel)."""
     schedule: Literal["colour", "ring"] = "colour"
-    """Visits: those with weight in as few rounds as can be, or the paper's ring of N rounds."""
+    """Visits: only those with weight, in as few rounds as possible (colour), or the paper's ring of N rounds."""
     discrepancy: Literal["probe", "masked"] = "probe"
-    """Model at which clients compare gradients: one that all can hold, or each its own part (the paper)."""
+    """Model at which gradients are compared: one that all clients can hold, or each client's own part (the paper)."""
     vc_weight: Annotated[
         float | Literal["raw"], number(lambda x: x >= 0, "a number of at least 0, or 'raw', the paper's")
     ] = 0.05
@@ -202,64 +202,67 @@ class Config:
         float | Literal["noise", "level"],
         number(lambda x: x > 0, "'noise', 'level' or a number above 0, the paper's lambda"),
     ] = "noise"
-    """How far mixing weights spread: from the noise of gradients (noise, level), or the paper's lambda, a number."""
+    """How far mixing weights spread: by the noise of gradients (noise, level), or a number: the paper's lambda."""
     share: Annotated[
         float | Literal["look-ahead"], number(lambda x: x >= 0, "'look-ahead' or a number of at least 0")
     ] = "look-ahead"
-    """How much difference is worth sharing with regularization noise, in units of noise: 0 is alone; look-ahead: the
-    one whose first step helps clients most on their validation data, or on held-out training data."""
+    """How different clients may be and still learn from each other, in units of gradient noise; 0: everybody alone;
+    look-ahead: chosen by the loss one step ahead, on validation data or held-out training data. Only with
+    --regularization noise."""
     noise_batches: Annotated[int, whole(2, 1_000_000)] = 8
     """Micro-batches from which a client estimates the noise of its gradient."""
     alpha_steps: Annotated[int | None, whole(1, 1_000_000)] = None
-    """Steps of projected descent on the mixing weights, T_alpha, not with level; None: solved exactly."""
+    """Steps of projected descent on the mixing weights, T_alpha (not with level); None: an exact solution."""
     sketch: Annotated[int | None, whole(16, 2**20)] = None
-    """Numbers of a gradient sketch that clients send instead of the gradient, such as 256 (distances are then right to
-    about 9%; 16 to 35%); None: the gradient."""
+    """Clients send a sketch of this many numbers instead of the gradient. Distances are then accurate to about 9% with
+    256 and 35% with 16; None: the whole gradient."""
     tail_average: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.5
-    """Share of the last epochs whose models are averaged; 0 returns the last model."""
+    """Share of the epochs, counted from the end, over which models are averaged; 0: keep the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
-    """Mixing weights of the first epoch: estimated after the warm-up, or all alike (the paper's single loop)."""
+    """Mixing weights of the first epoch: estimated after the warm-up, or all equal (the paper's single loop)."""
     alpha_every: Annotated[int, whole(1)] = 6
-    """Epochs from one estimate of the mixing weights to the next, in the single loop (perm); 1 is the paper."""
+    """Estimate mixing weights every so many epochs, in the single loop (perm); the paper has 1."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0
-    """Probability that a client is there in a round, in every phase of every method; who is away does nothing."""
+    """Probability that a client takes part in a round, in every phase of every method."""
     trace: Annotated[str | None, text] = None
-    """Who is there in which round, instead of a probability: day-night, or a TOML file; None: see participation."""
+    """Which clients take part in which round: day-night, or a TOML file; None: chance, by --participation."""
     report_age: Annotated[int | None, whole(0)] = None
-    """Epochs for which the last report of an absent client is used for the mixing weights; then it is left out of them;
+    """Number of epochs for which the last report of an absent client still counts; then it gets no mixing weights;
     None: alpha_every."""
     projection: Annotated[float | None, number(lambda x: x >= 1e-6, "a number of at least 1e-6")] = None
-    """Radius of the ball about the start that personal models are projected onto, P_W; None: no ball."""
+    """Radius of the ball around the initial model that personal models are projected onto, P_W; None: no ball."""
     final_lr: Annotated[float | None, RATE] = None
     """Step size of the paper's last full-gradient step, 1/L; needs tail_average 0; None: no such step."""
 
     eval_every: Annotated[int, whole(1)] = 1
-    """Epochs from one evaluation to the next; the last epoch is always evaluated."""
+    """Evaluate every so many epochs; the last epoch is always evaluated."""
     eval_finished: Annotated[int, whole(0)] = 0
-    """Also evaluate, every so many epochs, what a method would return then, fine-tuned; 0: only at the end."""
+    """Also evaluate the fine-tuned models every so many epochs; 0: only at the end."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of models and data."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
     engine: Engine = "auto"
-    """How visits are run: one after the other, many small models at once (the same numbers up to rounding), or on
-    several threads or processes; auto: batched for chains of linear layers, else by the number of workers. On one
-    machine sequential, threads and processes give the same bits, whatever the workers, and so does batched run again;
-    on another CPU no engine does."""
+    """How visits are run: one after the other, many small models at once (batched), on several threads or processes, or
+    on the machines of a Ray cluster (pip install 'hetperm[ray]'); auto: batched for chains of linear layers, else by
+    the number of workers. On one machine sequential, threads, processes and ray give the same bits with any number of
+    workers; batched differs from them by rounding."""
     workers: Annotated[int, whole(1, 256)] = 1
-    """Threads or processes that run visits; decides no number."""
+    """Threads, processes or Ray actors that run visits; the results do not depend on it."""
+    address: Annotated[str | None, text] = None
+    """Ray cluster of engine ray, auto or HOST:PORT; None: Ray is started on this machine, for this machine alone."""
     idle_models: Literal["memory", "disk"] = "memory"
-    """Where PERM's personal models wait for their next visit: in memory, or in mapped files on the disk of the run's
-    folder, for more of them than fit; decides no number."""
+    """Where PERM's personal models wait for their next visit: in memory, or in files of the run's folder if they do not
+    fit into memory; the results do not depend on it."""
     seed: Annotated[int, whole(0, LARGEST_SEED)] = 0
     """Decides all randomness of a run."""
     seeds: Annotated[tuple[int, ...], several(whole(0, LARGEST_SEED))] = ()
     """Run once with each of these seeds, each in its own folder, and aggregate; replaces seed."""
     quiet: bool = False
-    """No progress bar."""
+    """Show no progress: no bar on a terminal, and no line a minute elsewhere."""
     log: Literal["none", "tensorboard"] = "none"
-    """Where metrics go as they come, beside the files of the run: tensorboard writes scalars, accuracies of tiers and
-    clients, and the map of mixing weights to the run's folder tensorboard/ (pip install 'hetperm[tensorboard]')."""
+    """Where metrics also go while the run goes on: tensorboard writes scalars, accuracies of tiers and clients, and the
+    map of mixing weights to tensorboard/ in the run's folder (pip install 'hetperm[tensorboard]')."""
     rivals: Annotated[Mapping[str, Mapping[str, Any]], method_tables] = field(default_factory=dict)
     """Options of single methods, such as [fedavg-ft] lr = 0.5; in a file, or by --option fedavg-ft.lr=0.5."""
 
@@ -308,7 +311,7 @@ class Config:
 
 FIELDS = tuple(setting.name for setting in fields(Config))
 KEYS = tuple(name for name in FIELDS if name != "rivals")  # of a file, in which each rival has its own table
-NOT_KEPT = ("out", "resume", "quiet", "log", "workers", "idle_models")  # they change no number
+NOT_KEPT = ("out", "resume", "quiet", "log", "workers", "address", "idle_models")  # they change no number
 OWN = "own"  # the data set of `fit`, whose clients, model and widths come from no configuration
 NOT_OF_FIT = (
     *("capacity_profile", "widths_from", "data_dir", "download", "partition", "samples_per_client", "validation_share"),
@@ -344,8 +347,8 @@ def from_text(text: str, noun: str) -> Config:
 
 
 def _from_table(settings: dict[str, Any], path: str | Path) -> Config:
-    for name in settings.get("plugins", ()):
-        plugin(f"{path}: plugins", name)
+    if "plugins" in settings:  # first: the names of methods that they register may be keys
+        check_field("plugins", settings["plugins"], f"{path}: plugins")
     # A table named after a method holds its options; every other key must be a field.
     if not settings.keys() <= {*KEYS, *known_algorithms()}:
         load_installed()
@@ -449,6 +452,12 @@ def _one_worker(config: Config) -> str | None:
     return None
 
 
+def _nobody_to_address(config: Config) -> str | None:
+    if config.address is not None and config.engine != "ray":
+        return f"address {config.address!r} is for engine 'ray', and engine is {config.engine!r}; set engine to 'ray'"
+    return None
+
+
 def _spent_before_visits(config: Config) -> str | None:
     mixes = {config.algorithm, *config.baselines} & {"perm", "perm-two-stage"}  # the methods with such a warm-up
     warmup = (config.warmup_rounds or 0) * config.local_steps
@@ -506,4 +515,5 @@ CONTRADICTIONS = (
     _teaches_alone,
     _mixes_other_parts,
     _one_worker,
+    _nobody_to_address,
 )

@@ -13,7 +13,7 @@ def available_bytes() -> int | None:
         >>> (available_bytes() or 2**30) > 2**20
         True
     """
-    limits = [limit for limit in (_free(), _left_in_group()) if limit is not None]
+    limits = [limit for limit in (_free(), _left_in_group(), _left_to_process()) if limit is not None]
     return min(limits, default=None)
 
 
@@ -36,3 +36,20 @@ def _left_in_group() -> int | None:
     except (OSError, ValueError):
         return None
     return None if most == "max" else int(most) - used + int(table.get("file", 0))
+
+
+def _left_to_process() -> int | None:
+    """What the limits of this process leave (`ulimit -v`, `ulimit -d`); None if it has none."""
+    try:
+        import resource
+
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except (ImportError, OSError):
+        return None
+    table = dict(line.split(":", 1) for line in lines)
+    left = []
+    for limit, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            left.append(max(0, most - int(table[counted].split()[0]) * 1024))
+    return min(left, default=None)

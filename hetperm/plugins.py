@@ -37,7 +37,9 @@ def module_of(value: str) -> ModuleType:
         raise FileNotFoundError(f"there is no plugin {value!r}; name a Python file, or a module without .py")
     try:
         return _run(Path(value).resolve()) if is_file else importlib.import_module(value)
-    except Exception as error:  # a user's code can raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's code can raise anything, and a script may end itself
         raise _refusal(repr(value), error, "leave it out") from error
 
 
@@ -66,7 +68,7 @@ def load_installed() -> None:
             raise _refusal(f"{entry.name!r} ({entry.value})", error, "uninstall its package") from error
 
 
-def _refusal(name: str, error: Exception, otherwise: str) -> ValueError:
+def _refusal(name: str, error: BaseException, otherwise: str) -> ValueError:
     reason = f"{type(error).__name__}: {one_line(str(error))}"
     return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
 

@@ -22,6 +22,8 @@ LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
 REQUIRED = ("share", "width")  # keys of a tier's table; the table is named after the tier
 OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")
 KEYS = (*REQUIRED, *OPTIONAL)
+LONGEST_NAME = 60  # letters of a tier's name: tables and pictures show it
+MOST_TIERS = 100
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,12 @@ class Tier:
     slow: float | None = None
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or not self.name:
+        if not isinstance(self.name, str) or not self.name.strip():
             raise ValueError(f"a tier is named {self.name!r}; give it a name, in quotes")
+        if len(self.name) > LONGEST_NAME:
+            raise ValueError(
+                f"a tier is named {self.name[:LONGEST_NAME]!r}...; give it a name of at most {LONGEST_NAME} letters"
+            )
         # A spreadsheet would take such a name in a CSV file for a formula, and a terminal for a command.
         if self.name[0] in "=+-@" or not self.name.isprintable():
             raise ValueError(
@@ -82,6 +88,8 @@ class Profile:
     def __post_init__(self):
         if not self.tiers:
             raise ValueError("there are no tiers; write a table [tiers.NAME] with share and width for each")
+        if len(self.tiers) > MOST_TIERS:
+            raise ValueError(f"there are {len(self.tiers)} tiers; at most {MOST_TIERS} can be told apart, merge some")
         for name, count in Counter(tier.name for tier in self.tiers).items():
             if count > 1:
                 raise ValueError(f"{count} tiers are named {name!r}; give each a name of its own")

@@ -3,6 +3,7 @@
 The names that come with hetperm cannot be replaced; one's own can be, so that a cell of a notebook may run twice.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -18,7 +19,7 @@ from hetperm.methods import KINDS, METHODS, Method, leaf_types
 from hetperm.metrics import METRICS, Metric, Score
 from hetperm.params import Params
 from hetperm.server.federation import Federation
-from hetperm.texts import shown
+from hetperm.texts import one_line, shown
 from submodels import zoo
 
 _OURS = {kind: frozenset(table) for kind, table in {
@@ -55,6 +56,7 @@ def register_algorithm(
     for key in defaults or {}:
         if key not in leaf_types(options):
             raise ValueError(f"algorithm {name!r}: {key!r} of the defaults is no option of {options.__name__}")
+    make = _bordered("algorithm", name, make, Algorithm)
     METHODS[name] = Method(make, options, dict(defaults or {}), one_size=one_size, finds_heads=finds_heads)
     config.ADDED.add(name)
 
@@ -67,7 +69,7 @@ def register_dataset(name: str, load: Callable[[Wanted], Problem], *, takes_path
         takes_path: whether it is written ``name:PATH``; ``wanted.path`` is that path.
     """
     _check("dataset", name, load)
-    data.DATASETS[name] = load
+    data.DATASETS[name] = _bordered("dataset", name, load, Problem)
     data.WITH_PATH.discard(name)
     if takes_path:
         data.WITH_PATH.add(name)
@@ -81,7 +83,7 @@ def register_model(name: str, build: Callable[..., nn.Module]) -> None:
             ``model_options`` and of ``--option model.key=value``. The seed decides the weights that it draws.
     """
     _check("model", name, build)
-    zoo.MODELS[name] = build
+    zoo.MODELS[name] = _bordered("model", name, build, nn.Module)
 
 
 def register_metric(
@@ -108,3 +110,24 @@ def _check(kind: str, name: str, function: Any) -> None:
         raise ValueError(f"algorithm {name!r}: files have a key of that name; give it another one")
     if not callable(function):
         raise TypeError(f"{kind} {name!r}: {shown(function)} is no function")
+
+
+def _bordered(kind: str, name: str, function: Callable[..., Any], result: type) -> Callable[..., Any]:
+    """The function of a user; what goes wrong inside it, or with what it returns, is said with its name."""
+
+    @functools.wraps(function, updated=())
+    def called(*args: Any, **options: Any) -> Any:
+        try:
+            returned = function(*args, **options)
+        except (ValueError, OSError, MemoryError):  # they say what is wrong with what was given
+            raise
+        except Exception as error:  # a user's code can raise anything
+            reason = f"{type(error).__name__}: {one_line(str(error))}"
+            raise ValueError(
+                f"{kind} {name!r}, which is not hetperm's, failed ({reason}); HETPERM_TRACEBACK=1 shows where"
+            ) from error
+        if not isinstance(returned, result):
+            raise ValueError(f"{kind} {name!r} returned {shown(returned)}; it must be of {result.__name__}")
+        return returned
+
+    return called

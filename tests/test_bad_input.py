@@ -52,6 +52,21 @@ def test_a_width_outside_0_to_1_is_refused_with_the_smallest_there_is(scalable, 
         _refused(ValueError, act, f"width {width!r} is outside (0, 1]", "one channel a group (width 0.0312)")
 
 
+def test_what_takes_many_lines_to_show_is_shown_on_one(scalable):
+    many = torch.zeros(9, 9)
+    for act in (
+        lambda: scalable.extract(many),
+        lambda: scalable.verify(many),
+        lambda: Budget(train_mb=many),
+        lambda: ScalableModel(many, torch.zeros(1)),
+        lambda: ScalableModel(nn.Linear(2, 2), torch.zeros(1, 2), examples=many),
+        lambda: ScalableModel(nn.Linear(2, 2), torch.zeros(1, 2), heads=many),
+    ):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            act()
+        assert "\n" not in str(caught.value) and "tensor(" in str(caught.value)
+
+
 @pytest.mark.parametrize("width", [np.float32(0.5), np.float64(0.5), np.float16(0.5)], ids=repr)
 def test_a_width_may_be_any_real_number(scalable, width):
     assert scalable.extract(width).sizes == scalable.extract(0.5).sizes
@@ -110,9 +125,9 @@ def test_two_inputs_may_be_given_as_a_list():
     assert ScalableModel(modules.TwoInputs(), [IMAGES, torch.tensor([0, 1])]).sizes == (16,)
 
 
-def test_a_literal_view_is_handled_and_reported():
+def test_a_literal_split_is_handled_and_reported():
     torch.manual_seed(0)
-    scalable = ScalableModel(modules.LiteralView(), IMAGES)
+    scalable = ScalableModel(modules.LiteralSplit(), IMAGES)
     assert scalable.axis_map.frozen_by["conv.weight", 0] == "literal size in the code"
     assert scalable.axis_map.frozen_by["hidden.weight", 1] == "literal size in the code"
     assert "kept whole (literal size in the code): conv.weight[0]" in scalable.axis_map.describe()
@@ -127,7 +142,7 @@ def test_a_literal_view_is_handled_and_reported():
         (lambda: zoo.build("logistic", in_channels=3, num_classes=10, image_size=16), "model output"),
         (nn.Flatten, "no weights"),
     ],
-    ids=["literal view", "logistic regression", "no weights"],
+    ids=["literal split", "logistic regression", "no weights"],
 )
 def test_a_model_with_nothing_to_cut_is_refused_with_reason_and_remedy(build, reason):
     model = build()

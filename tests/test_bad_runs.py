@@ -232,6 +232,18 @@ def test_what_cannot_be_run_at_all_is_refused_before_training(model, options, me
     assert "\n" not in str(caught.value)
 
 
+def test_a_client_whose_inputs_have_another_shape_than_the_first_ones_is_refused_before_training():
+    narrow = Client((torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)))
+    with pytest.raises(ValueError, match=r"^the model fails on client 1's inputs of shape \(2, 2\) .*; give fit one"):
+        fit(nn.Linear(3, 2), [Client(shard(5)), narrow], Config(epochs=1, steps=0, baselines=()))
+
+
+def test_a_metric_that_is_a_tensor_is_refused():
+    with pytest.raises((TypeError, ValueError), match="metric") as caught:
+        fit(nn.Linear(3, 2), [Client(shard(5))], Config(epochs=1, steps=0, baselines=()), metric=torch.eye(3))
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_refused_before_training_leaves_the_model_and_the_generator_alone():
     model, before = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout()), torch.random.get_rng_state()
     model[1].eval()

@@ -42,13 +42,19 @@ def test_flags_are_the_fields_with_dashes():
         ("--regularization level", "regularization", "level"),
         ("--regularization 2", "regularization", 2.0),
         ("--baselines=", "baselines", ()),
-        ("--seeds", "seeds", ()),
+        ("--seeds 3 4", "seeds", (3, 4)),
         ("--quiet", "quiet", True),
         ("--quiet --no-quiet", "quiet", False),
     ],
 )
 def test_a_word_is_read_as_its_field_is_typed(words, field, value):
     assert getattr(parse_train(words.split()), field) == value
+
+
+def test_a_seed_takes_the_place_of_the_seeds_of_a_file(tmp_path):
+    (tmp_path / "run.toml").write_text("seeds = [1, 2]")
+    config = parse_train(["--config", str(tmp_path / "run.toml"), "--seed", "5"])
+    assert (config.seed, config.seeds) == (5, ())
 
 
 def test_an_empty_list_of_baselines_means_none():
@@ -113,7 +119,7 @@ WRONG = [
     ("--epochs 0", "epochs is 0; it must be a whole number of at least 1"),
     ("--vc-weight -1e-3", "vc_weight is -0.001; it must be a number of at least 0, or 'raw', the paper's"),
     ("--seeds 0 -1", "seeds is -1; it must be a whole number of at least 0"),
-    ("--personal-lr nan", "personal_lr is nan; it must be a number of at least 1e-12"),
+    ("--personal-lr nan", "personal_lr is nan; it must be a number from 1e-12 to 1e38"),
     ("--baselines local,heterofl-tf", "unknown algorithm 'heterofl-tf'; did you mean 'heterofl-ft'?"),
     ("--config digts", "there is no configuration 'digts'; did you mean 'digits'?"),
     (
@@ -177,7 +183,7 @@ def test_help_is_the_docstring_of_a_field_with_its_default(capsys):
     assert not stop.value.code
     assert words_after("--steps", page) == "INT Takes 100 % of the steps. (default: 3)"
     assert words_after("--names", page) == "NAME,NAME,... (default: a,b)"
-    assert words_after("--sizes", page) == "[INT ...] (default: none)"
+    assert words_after("--sizes", page) == "INT [INT ...] (default: none)"
 
 
 @pytest.mark.parametrize("kind", [Config, DeviceOptions, SpeedOptions])

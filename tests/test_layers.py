@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "texts": "",
     "memory": "",
     "checks": "advice texts",
-    "shards": "",
+    "shards": "texts",
     "client": "shards texts",
     "randomness": "",
     "params": "",
@@ -31,11 +31,12 @@ MAY_IMPORT = {
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice",
     "metrics": "advice texts",
-    "data": "client shards randomness advice memory",
+    "data": "client shards randomness advice memory texts",
     "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data metrics methods algorithms server engine device mixing params state client shards randomness "
     "profile trace config plugins checks advice texts memory",
-    "federated": "runs data metrics methods server engine device params client shards config checks texts",
+    "federated": "runs data metrics methods server engine device params client shards config plugins checks texts "
+    "trace",
     "bench": "runs report data methods algorithms server engine device mixing params state client shards randomness "
     "profile config checks advice texts",
     "cli": "federated bench runs report data methods algorithms server engine device mixing params state client "

@@ -177,6 +177,11 @@ def test_what_else_is_wrong_with_a_file_is_said_in_one_sentence(tmp_path, text, 
     assert refusal(tmp_path, text) == said
 
 
+def test_more_tiers_than_a_table_can_show_are_refused(tmp_path):
+    text = "\n".join(f"[tiers.t{k}]\nshare = 1\nwidth = 1" for k in range(101))
+    assert refusal(tmp_path, text) == "there are 101 tiers; at most 100 can be told apart, merge some"
+
+
 def test_a_file_that_is_no_toml_is_refused(tmp_path):
     assert refusal(tmp_path, "share 6").startswith("is not TOML: ")
     path = tmp_path / "picture.toml"

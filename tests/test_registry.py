@@ -114,6 +114,38 @@ def test_a_data_set_gets_what_is_wanted_and_its_path():
     assert load("mine", num_clients=1, partition="iid", seed=0).clients
 
 
+def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
+    def broken(wanted):
+        raise StopIteration("no more")
+
+    hetperm.register_dataset("mine", broken)
+    with pytest.raises(ValueError, match=r"dataset 'mine', which is not hetperm's, failed \(StopIteration: no more\)"):
+        load("mine", num_clients=2, partition="iid", seed=0)
+    hetperm.register_dataset("mine", lambda wanted: 3)
+    with pytest.raises(ValueError, match="dataset 'mine' returned 3; it must be of Problem"):
+        load("mine", num_clients=2, partition="iid", seed=0)
+    hetperm.register_model("mine", lambda **sizes: 3)
+    with pytest.raises(ValueError, match="model 'mine' returned 3; it must be of Module"):
+        zoo.build("mine", in_channels=1, num_classes=2, image_size=None)
+    hetperm.register_algorithm("mine", lambda *parts: None)
+    with pytest.raises(ValueError, match="algorithm 'mine' returned None; it must be of Algorithm"):
+        METHODS["mine"].make(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise GeneratorExit", "GeneratorExit: "),
+        ("class Mine(BaseException): pass\nraise Mine('me')", "Mine: me"),
+    ],
+)
+def test_a_plugin_that_ends_itself_is_refused(text, reason, tmp_path):
+    (tmp_path / "script.py").write_text(text)
+    with pytest.raises(ValueError, match=rf"plugin 'script.py' cannot be loaded \({reason}\); correct it, or leave"):
+        Config(plugins=["script.py"])
+
+
 def test_a_metric_is_known_to_configurations_and_to_fit():
     hetperm.register_metric("far-off", lambda outputs, y: outputs.sum(), better="lower", finish=lambda mean: -mean)
     assert (metric_of("far-off").better, metric_of("far-off").of_client(2.0)) == ("lower", -2.0)

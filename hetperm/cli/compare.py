@@ -3,23 +3,26 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetperm.cli import examples
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 
 USAGE = """\
 usage: hetperm compare RUN RUN ... [--out PAGE]
 
-Compare runs on the same clients: figures with paired differences to the first run, what differs in their settings,
-tiers, every method; and the same with curves as a page that needs no network.
+Compare runs on the same clients: their figures with paired differences from
+the first run, the settings that differ, every tier and every method. The same,
+with curves, is written as a page that needs no network.
 
   RUN         the folder of a run, or of several seeds
-  --out PAGE  the page to write, a file that ends in .html (default: beside the first run)"""
+  --out PAGE  the page to write, a file that ends in .html
+              (default: beside the first run)"""
 
 
 def main(args: Sequence[str]) -> None:
     """Compare runs, print the tables and write the page."""
     if not args or {"-h", "--help"} & set(args):
-        print(USAGE)
+        print(f"{USAGE}\n\n{examples.text('compare')}")
         return
     folders, out = _parsed(args)
     from hetperm.report import compare
@@ -31,7 +34,7 @@ def main(args: Sequence[str]) -> None:
     _check(target)
     say(terminal(compare.run_grid(found)))
     settings = compare.setting_grid(found)
-    say("the settings are the same" if settings is None else terminal(settings))
+    say("all settings are the same" if settings is None else terminal(settings))
     for grid in (compare.tier_grid(found), compare.method_grid(found)):
         if grid is not None:
             say(terminal(grid))

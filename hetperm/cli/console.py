@@ -35,8 +35,8 @@ def announce(setting: Any) -> None:
 def show(summary: Mapping[str, Any], results: Sequence[Any]) -> None:
     """Print the closing tables of a run, or of the aggregate of several."""
     from hetperm.report import advice, tables
-    from hetperm.report.contents import Summary
-    from hetperm.runs.experiment import histories
+    from hetperm.report.summary import Summary
+    from hetperm.runs.output import histories
 
     summary = Summary.from_json(summary)
     say(tables.closing_table(summary))

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hetperm.cli import console
@@ -25,12 +26,15 @@ def main(args: Sequence[str]) -> None:
     if given.pop("help", False):
         parser.exit_with_help()
     options = Options(**given)
+    from hetperm.federated import kept
     from hetperm.report import grid
     from hetperm.runs.export.export import export_folder
 
+    folder = Path(args[0])
     with console.status(quiet=options.quiet) as show:
         show("reading the run")
-        exported = export_folder(args[0], options, lambda one: show(f"client {one.client} is done"))
+        data = kept.data_of(folder) if kept.is_node(folder) else None
+        exported = export_folder(folder, options, lambda one: show(f"client {one.client} is done"), data)
     console.say(grid.terminal(_table(exported, options)))
     for one in exported:
         if one.check.fault:

@@ -7,6 +7,7 @@ the flag and what it takes. Imports no torch.
 import argparse
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from hetperm.advice import closest, did_you_mean
 from hetperm.checks import COMMAS, choices_of, hints_of, members, split, unwrapped
+from hetperm.cli import examples
 
 # type -> (its name in help, its name in an error)
 TYPES = {
@@ -54,6 +56,7 @@ class FlagParser(argparse.ArgumentParser):
             prog=prog,
             usage="%(prog)s [FLAGS]",
             description=_paragraph(kind.__doc__),
+            epilog=examples.text(prog.removeprefix("hetperm ")),
             formatter_class=_Help,
             add_help=False,  # which defaults it shows may depend on the flags, so they are read first
             allow_abbrev=False,
@@ -66,8 +69,7 @@ class FlagParser(argparse.ArgumentParser):
             group = self.add_argument_group(title)
             for name in names:
                 self.flags.append(flag_of(name))
-                default = _shown(getattr(defaults, name), hints[name])
-                about = f"{_paragraph(descriptions.get(name, ''))} (default: {default})"
+                about = _about(_paragraph(descriptions.get(name, "")), getattr(defaults, name), hints[name])
                 group.add_argument(flag_of(name), dest=name, help=about.replace("%", "%%"), **_reading(hints[name]))
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
 
@@ -97,10 +99,13 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Help that never breaks a line at a hyphen, because words such as heterofl-ft are names."""
+    """Help that never breaks a line at a hyphen, because words such as heterofl-ft are names; examples keep theirs."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
 
 
 def flag_of(name: str) -> str:
@@ -138,7 +143,8 @@ class _Read(argparse.Action):
 
     def __call__(self, parser, namespace, words, option_string=None):
         # Some versions of argparse take "--" out of what was given, and leave an empty list.
-        words = "--" if words == [] and self.nargs is None else words
+        if words == []:
+            words = "--" if self.nargs is None else ["--"]
         try:
             setattr(namespace, self.dest, self._read(words))
         except ValueError as error:
@@ -157,7 +163,7 @@ def _reading(hint: Any) -> dict[str, Any]:
         return {
             "action": _Read,
             "read": lambda words: tuple(value_of(item, word) for word in words),
-            "nargs": "*",
+            "nargs": "+",
             "metavar": _metavar(item),
         }
     return {"action": _Read, "read": lambda word: value_of(kind, word), "metavar": _metavar(kind)}
@@ -195,8 +201,28 @@ def _metavar(kind: Any) -> str:
     return "|".join([*types, f"{{{','.join(choices)}}}"] if choices else types)
 
 
+UNSET = re.compile(r"(.*); None: (.*)\.")  # a docstring that says what None stands for
+
+
+def _about(text: str, value: Any, hint: Any) -> str:
+    """The help of a flag, with its default.
+
+    Example:
+        >>> _about("Side of images; None: as they are.", None, int | None), _about("A name.", None, str | None)
+        ('Side of images. (default: as they are)', 'A name.')
+    """
+    unset = UNSET.fullmatch(text)
+    if unset:
+        text = f"{unset[1]}."
+    if value is None:
+        return f"{text} (default: {unset[2]})" if unset else text
+    return f"{text} (default: {_shown(value, hint)})"
+
+
 def _shown(value: Any, hint: Any) -> str:
-    """A default as it would be typed."""
+    """A default as it would be typed; of a switch whether it is on."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if not isinstance(value, tuple):
         return str(value)
     _, notes = unwrapped(hint)

@@ -17,26 +17,25 @@ HOW = "give one of --width, --tier and a budget (--train-mb, --mmacs, --wire-mb)
 
 @dataclass(frozen=True)
 class Options:
-    """Let a client that was not there join a finished run (RUN, its folder). It is compared with the others by one
-    gradient, gets a model mixed from those it learns from, and is written as one more client of the folder. Nobody else
-    does anything."""
+    """Add a new client to a finished run (RUN, its folder). One gradient compares it with the others, and its model is
+    mixed from the models of those it learns from. It is written to the folder as one more client. No other client is
+    needed."""
 
     data: Path | None = None
-    """Its data, an npz file: x (n, ...) as the run's model takes it, y (n,), and perhaps split (n,): 0 for training, 1
-    for testing."""
+    """Its data, an npz file: x (n, ...), normalised like the data of the run, y (n,), and optionally split (n,): 0 for
+    training, 1 for testing."""
     width: Annotated[float | None, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = None
     """Its width: the share of the model's channels that it can train."""
     tier: Annotated[str | None, text] = None
-    """A tier of the run, whose width it gets."""
+    """A tier of the run: the client gets its width."""
     train_mb: Annotated[float | None, LIMIT] = None
-    """Its budget: memory of a training step in MB; its width is the largest of the run's that fits."""
+    """Its budget: memory of a training step in MB; it gets the largest width of the run that fits."""
     mmacs: Annotated[float | None, LIMIT] = None
     """Its budget: million multiply-adds of the forward pass of a sample."""
     wire_mb: Annotated[float | None, LIMIT] = None
-    """Its budget: MB that travel one way in one visit."""
+    """Its budget: MB that are sent one way in a visit."""
     steps: Annotated[int, whole(0, 1_000_000)] = 0
-    """SGD steps that it takes on its own data at the end; a client wider than those it learns from needs some, such as
-    50."""
+    """SGD steps on its own data at the end."""
 
     def __post_init__(self):
         check_fields(self, label="--{}")
@@ -59,5 +58,7 @@ def main(args: Sequence[str]) -> None:
     client = client_of(options.data, width or 1.0)
     new = join.join(folder, client, budget=Budget(**limits) if ways[2] else None, steps=options.steps)
     who.show(folder, new.client)
+    made = ", ".join(map(str, new.made_of))
+    say(f"its model begins as {f'the mean of those of {made}' if made else 'its part of the global model'}")
     scored = "it has no test data" if math.isnan(new.score) else f"test {new.metric} {new.score:.3f}"
     say(f"joined {folder} as client {new.client}: {scored}; its model is models/client_{new.client:03d}.safetensors")

@@ -12,24 +12,44 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
-from hetperm.cli import bench, compare, deploy, export, federate, join, node, reproduce, resources, serve, train, who
+from hetperm.cli import (
+    bench,
+    compare,
+    deploy,
+    examples,
+    export,
+    federate,
+    join,
+    node,
+    reproduce,
+    resources,
+    serve,
+    train,
+    who,
+)
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError
 from hetperm.cli.streams import lasting
 from hetperm.texts import one_line, printable
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
-HELP = "hetperm COMMAND --help lists the flags. With HETPERM_TRACEBACK=1 an error shows where it comes from."
+HELP = """hetperm COMMAND --help lists the flags of a command, with examples.
+With HETPERM_TRACEBACK=1 an error shows where in the code it comes from."""
 FIVE = """\
-Each client learns, at the size it can afford, from the clients worth learning from. Five things to do:
+Each client learns, at the size it can afford, from the clients worth learning
+from. Five things to do:
 
-  hetperm train                       train 20 clients of five sizes on digits (a minute), and write a report
-  hetperm train --help                the same with your data, devices, model and rivals: every setting is a flag
-  hetperm compare RUN RUN             put two runs on the same clients side by side
-  hetperm bench resources             see whether the model fits each device, under enforced limits
-  hetperm reproduce --help            run the experiments of the paper
+  hetperm train             train 20 clients of five sizes on digits (a minute),
+                            and write a report
+  hetperm train --help      use your own data, devices, model and rivals: every
+                            setting is a flag
+  hetperm compare RUN RUN   put two runs on the same clients side by side
+  hetperm bench resources   see whether a model fits each device, under memory
+                            limits that the operating system enforces
+  hetperm reproduce --help  repeat the experiments of the paper
 
-hetperm --help lists all commands. From Python: hetperm.fit(model, clients, config)."""
+hetperm --help lists all commands.
+In Python: hetperm.fit(model, clients, config)"""
 log = logging.getLogger(__name__)
 LONGEST = 200  # characters of a command line that are shown in an error
 LONGEST_ERROR = 1000  # characters of an error
@@ -37,10 +57,11 @@ Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
 
 def report(args: Sequence[str]) -> None:
-    """Write report.html of a run's folder anew."""
-    usage = "usage: hetperm report FOLDER    write report.html anew from what a run's folder holds"
+    """Write report.html of a run's folder again."""
+    usage = "usage: hetperm report FOLDER"
     if args and args[0] in ("-h", "--help"):
-        print(usage)
+        about = "Write report.html again from the other files of a run's folder."
+        print(usage, about, examples.text("report"), sep="\n\n")
         return
     if len(args) != 1:
         raise UsageError(f"report takes one folder and got {len(args)}; {usage}")
@@ -59,18 +80,18 @@ def report(args: Sequence[str]) -> None:
 # Name of a command -> (what runs it, its line in --help)
 COMMANDS: dict[str, tuple[Command, str]] = {
     "train": (train.main, "train personal models and compare with rivals"),
-    "reproduce": (reproduce.main, "run an experiment of the paper, with all rivals and several seeds"),
-    "export": (export.main, "write clients' models as files that their devices run"),
-    "report": (report, "write report.html of a run's folder anew"),
+    "reproduce": (reproduce.main, "repeat an experiment with all rivals and seeds"),
+    "export": (export.main, "write clients' models as files for their devices"),
+    "report": (report, "write report.html of a run's folder again"),
     "compare": (compare.main, "put runs on the same clients side by side"),
-    "join": (join.main, "let a client that was not there join a finished run"),
-    "who": (who.main, "whom a client of a run learns from, and why"),
-    "federate": (federate.main, "show a federation of real processes on this machine (needs Flower)"),
-    "deploy": (deploy.main, "write what the machines of a federation need: certificates, keys, start commands"),
-    "serve": (serve.main, "serve a federation"),
-    "node": (node.main, "take part in a federation with the data of this machine"),
-    "bench": (bench.main, "time rounds and epochs"),
-    "bench resources": (resources.main, "does the model fit each device tier?"),
+    "join": (join.main, "add a new client to a finished run"),
+    "who": (who.main, "show whom a client learns from, and why"),
+    "federate": (federate.main, "run a federation of processes here (needs Flower)"),
+    "deploy": (deploy.main, "write certificates, keys and start commands"),
+    "serve": (serve.main, "run the server of a federation"),
+    "node": (node.main, "take part in a federation with your data"),
+    "bench": (bench.main, "measure the speed of rounds and epochs"),
+    "bench resources": (resources.main, "check whether a model fits each device tier"),
 }
 
 

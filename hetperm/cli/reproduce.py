@@ -2,25 +2,34 @@
 
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetperm.cli import console
+from hetperm.cli import console, examples
 from hetperm.cli.flags import UsageError, parse
 from hetperm.runs.reproduce.options import EXPERIMENTS, SEEDS, TUNED, TUNING_SEEDS, Options
 
 ALL, PAGE, TUNE = "all", "page", "tune"
-USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]        run every method with every seed; write tables, pictures
-       hetperm reproduce all [FLAGS]               run all experiments, one after the other
-       hetperm reproduce tune EXPERIMENT [FLAGS]   choose every method's parameters on validation data ({tuned})
-       hetperm reproduce page [RUNS] [DOCS]        write DOCS/results.md from the folders RUNS/reproduce-*
+USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]
+           run every method with every seed; write tables and pictures
+       hetperm reproduce all [FLAGS]
+           run all experiments, one after the other
+       hetperm reproduce tune EXPERIMENT [FLAGS]
+           choose the parameters of every method on validation data
+           ({tuned})
+       hetperm reproduce page [RUNS] [DOCS]
+           write DOCS/results.md from the folders RUNS/reproduce-*
 
 {experiments}
 
-Settings, methods and grids are in configs/reproduce. A folder runs/reproduce-EXPERIMENT holds tables (md, csv),
-pictures, results.json, and a file for every finished cell, so that --resume goes on after the last one.
---quick looks at everything in small. Seeds are {seeds} unless --seeds says otherwise ({tuning} for tuning).
-hetperm reproduce EXPERIMENT --help lists the flags."""
+Settings, methods and grids are in configs/reproduce. The results go to
+runs/reproduce-EXPERIMENT: tables (md, csv), pictures, results.json, and a file
+for every finished cell, so that --resume continues after the last one. Seeds
+are {seeds} unless --seeds says otherwise ({tuning} for tuning).
+hetperm reproduce EXPERIMENT --help lists the flags.
+
+{examples}"""
 
 
 def main(args: Sequence[str]) -> None:
@@ -44,9 +53,15 @@ def main(args: Sequence[str]) -> None:
 
 def _usage() -> str:
     width = max(map(len, EXPERIMENTS))
-    lines = "\n".join(f"  {name:{width}}  {about}" for name, about in EXPERIMENTS.items())
+    indent = " " * (width + 4)
+    lines = "\n".join(
+        textwrap.fill(f"  {name:{width}}  {about}", 80, subsequent_indent=indent, break_on_hyphens=False)
+        for name, about in EXPERIMENTS.items()
+    )
     seeds, tuning = (", ".join(map(str, values)) for values in (SEEDS, TUNING_SEEDS))
-    return USAGE.format(experiments=lines, tuned=", ".join(TUNED), seeds=seeds, tuning=tuning)
+    return USAGE.format(
+        experiments=lines, tuned=", ".join(TUNED), seeds=seeds, tuning=tuning, examples=examples.text("reproduce")
+    )
 
 
 def run(experiment: str, args: Sequence[str]) -> None:

@@ -32,19 +32,17 @@ TOPICS = {
         *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),
         *("first_alpha", "alpha_every", "report_age", "sketch"),
     ),
-    "computing": ("dtype", "device", "engine", "workers", "idle_models", "eval_every", "eval_finished"),
+    "computing": ("dtype", "device", "engine", "workers", "address", "idle_models", "eval_every", "eval_finished"),
 }
-ABOUT = "Train every client's own model, compare with rivals, and write it all to a folder."
+ABOUT = "Train a model for each client, compare with rivals, and write everything to a folder."
 SEEDS_LOST = 1  # the exit status if the algorithm diverged with some of the seeds, and the others are aggregated
 CONFIG_HELP = (
-    "A TOML file, or the name of one that comes with hetperm (such as synthetic), read first: flags win; None: that of "
-    "the data set's name, if it comes with hetperm. (default: None)"
+    "A TOML file, or the name of one that comes with hetperm, such as synthetic. It is read first; flags change it. "
+    "(default: the one named after the data set, if there is one)"
 )
-
-
 OPTION_HELP = (
-    "Set an option of a method or of the model, over those of the file, such as ditto.prox=0.5 or "
-    "model.hidden=[64,64]; may be given several times. (default: none)"
+    "Set an option of a method or of the model, such as ditto.prox=0.5 or model.hidden=[64,64]. It wins over the file, "
+    "and may be given several times."
 )
 
 
@@ -70,11 +68,12 @@ def main(args: Sequence[str]) -> None:
 
 def next_steps(config: Config, folder: Path) -> list[str]:
     """Where the report is, and what to try next."""
-    one_seed = "" if config.seeds else "more seeds: hetperm train --seeds 0 1 2; "
+    again = [] if config.seeds else ["add --seeds 0 1 2 for the spread over seeds"]
+    other = "mobile" if config.capacity_profile == "iot" else "iot"
+    again.append(f"add --capacity-profile {other} for other devices")
     return [
         f"report: open {folder / 'report.html'} in a browser",
-        f"next: {one_seed}other devices: hetperm train --capacity-profile iot; two runs side by side: hetperm compare "
-        f"{folder} OTHER",
+        f"next: {'; '.join(again)}; compare two runs: hetperm compare {folder} OTHER",
     ]
 
 
@@ -86,6 +85,8 @@ def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = 
     given = _parser(prog, Config()).read(args)
     if {"seed", "seeds"} <= given.keys():
         raise UsageError("--seed and --seeds exclude each other; leave one of them out")
+    if "seed" in given:
+        given["seeds"] = ()  # those of a file would replace it
     asked, options = given.pop("help", False), given.pop("option", [])
     base = _base(given.pop("config", []), given.get("dataset", Config().dataset), base)
     # A second parser, because help shows the values that flags would change.

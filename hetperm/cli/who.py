@@ -12,13 +12,13 @@ from hetperm.cli.flags import UsageError, read_run
 
 @dataclass(frozen=True)
 class Options:
-    """Say whom a client of a run (RUN, its folder) learns from, and why: how far its gradient is from theirs, and how
-    much of that is noise."""
+    """Show whom a client of a run (RUN, its folder) learns from, and why: how far its gradient is from theirs, and how
+    much of that distance is noise."""
 
     client: Annotated[int | None, whole(0)] = None
-    """The client."""
+    """Number of the client."""
     rows: Annotated[int, whole(1)] = 30
-    """Lines to show, the largest weights and then the nearest first."""
+    """Lines to show: the largest weights first, then the nearest clients."""
 
     def __post_init__(self):
         check_fields(self, label="--{}")
