@@ -22,7 +22,8 @@ from hetperm.device.gradients import ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.sequential import Sequential
 from hetperm.mixing import complexity
-from hetperm.runs.setting import Setting, from_config, one_thread
+from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import Setting, from_config
 from hetperm.server.estimate import collect_reports
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import local_sgd_round

@@ -8,13 +8,14 @@ alone from scratch, and of having been there from the start; and how much of its
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 from hetperm.cli.main import script
 from hetperm.cli.train import parse_train
+from hetperm.config import Config
 from hetperm.runs import experiment
 from hetperm.runs.setting import Setting, from_config
 
@@ -43,35 +44,68 @@ def some_of(setting: Setting, clients: Sequence[int], **changes: Any) -> Setting
     )
 
 
+COLUMNS = ("joined", f"and {STEPS} steps", "alone", "there all along")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A client that was left out: what it got by joining, and what it would have had.
+
+    Attributes:
+        mass: the share of its mixing weights that lies in its own group.
+        figures: test accuracies, one for each of the columns.
+    """
+
+    seed: int
+    client: int
+    width: float
+    mass: float
+    figures: tuple[float, ...]
+
+
+def lines_of(config: Config, seed: int) -> Iterator[Line]:
+    """Run with all clients, with some left out and with these alone; yield a line for each of them."""
+    # Only the end is scored: that changes no number of it.
+    whole = from_config(config.override(seed=seed, seeds=(), baselines=(), eval_every=config.epochs))
+    few, left_out = without_some(whole)
+    result, there = (experiment.execute(some, None, None) for some in (few, whole))
+    # What others do is nothing to a client that trains alone.
+    alone = experiment.execute(some_of(whole, left_out, algorithm="local"), None, None)
+    for k, i in enumerate(left_out):
+        client = whole.clients[i]
+        groups = [*(each.group for each in few.clients), client.group]
+        joined = [result.join(client, steps=steps) for steps in (0, STEPS)]
+        mass = sum(float(a) for a, group in zip(joined[0].alpha, groups, strict=True) if group == client.group)
+        figures = (*(new.accuracy for new in joined), alone.main.score[k], there.main.score[i])
+        yield Line(seed, i, client.width, mass, figures)
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """The mean over clients, and from which to which seed, of every column; and how many found their group."""
+    seeds = sorted({line.seed for line in lines})
+    cells = []
+    for k in range(len(COLUMNS)):
+        by_seed = [mean(line.figures[k] for line in lines if line.seed == seed) for seed in seeds]
+        cells.append(f"{mean(line.figures[k] for line in lines):.3f} ({min(by_seed):.3f} to {max(by_seed):.3f})")
+    return " | ".join(cells)
+
+
 def main(args: list[str]) -> None:
-    """Run with all clients and with some left out, for every seed, and print a line for each that joins."""
+    """Print a line for every client that joins, then means: of every width, and of all."""
     config = parse_train(args, prog="bench/joining.py")
-    print("seed client tier      width  group mass  joined  +50 steps  alone  there all along", flush=True)
+    print("seed client width  group mass | " + " | ".join(COLUMNS), flush=True)
     lines = []
     for seed in config.seeds or (config.seed,):
-        # Only the end is scored: that changes no number of it.
-        whole = from_config(config.override(seed=seed, seeds=(), baselines=(), eval_every=config.epochs))
-        few, left_out = without_some(whole)
-        result, there = (experiment._execute(some, None, None) for some in (few, whole))
-        # What others do is nothing to a client that trains alone.
-        alone = experiment._execute(some_of(whole, left_out, algorithm="local"), None, None)
-        for k, i in enumerate(left_out):
-            client = whole.clients[i]
-            groups = [*(each.group for each in few.clients), client.group]
-            new, tuned = (result.join(client, steps=steps) for steps in (0, STEPS))
-            mass = sum(float(a) for a, group in zip(new.alpha, groups, strict=True) if group == client.group)
-            figures = (mass, new.accuracy, tuned.accuracy, alone.main.score[k], there.main.score[i])
-            lines.append(figures)
-            print(
-                f"{seed:4} {i:6} {whole.tiers[i]:8} {client.width:6.3g}  {mass:10.3f}  {figures[1]:6.3f}  "
-                f"{figures[2]:9.3f}  {figures[3]:5.3f}  {figures[4]:15.3f}",
-                flush=True,
-            )
-    means = [mean(column) for column in zip(*lines, strict=True)]
-    print(
-        "mean ".ljust(28) + "  ".join(f"{value:.3f}" for value in means),
-        f"(smallest mass {min(x[0] for x in lines):.3f})",
-    )
+        for line in lines_of(config, seed):
+            lines.append(line)
+            figures = " | ".join(f"{x:.3f}" for x in line.figures)
+            print(f"{line.seed:4} {line.client:6} {line.width:5.3g} {line.mass:11.3f} | {figures}", flush=True)
+    for width in sorted({line.width for line in lines}):
+        some = [line for line in lines if line.width == width]
+        print(f"width {width:.3g}, {len(some)} clients | {summary(some)}")
+    print(f"all, {len(lines)} clients | {summary(lines)}")
+    found = sum(line.mass > 0.5 for line in lines)
+    print(f"most weight in their own group: {found} of {len(lines)} (smallest {min(one.mass for one in lines):.3f})")
 
 
 if __name__ == "__main__":

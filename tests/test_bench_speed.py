@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hetperm.algorithms.perm import begin
-from hetperm.bench.speed import epochs, options, output, peers, rounds, run, scaling, timing
+from hetperm.bench.speed import epochs, hetero, options, output, peers, rounds, run, scaling, timing
 from hetperm.bench.speed.workloads import WORKLOADS, bare_steps, build, fedavg_round, resized
 from hetperm.cli.bench import main
 from hetperm.cli.main import guarded
@@ -265,11 +265,11 @@ def test_pfl_comes_to_the_model_of_the_round():
 WRONG = [
     ("--workloads W9", "--workloads: unknown 'W9'; known are W1, W2, W3, W4"),
     ("--parts epoch", "--parts: unknown 'epoch'; did you mean 'epochs'?"),
-    ("--parts=", "--parts is empty; name some of workloads, peers, perm_rounds, epochs, alpha, scaling"),
+    ("--parts=", "--parts is empty; name some of workloads, hetero, peers, perm_rounds, epochs, alpha, scaling"),
     ("--clients 0", "--clients is 0; it must be a whole number of at least 1"),
     ("--sizes 10 0", "--sizes is 0; it must be a whole number of at least 1"),
     ("--repeat 3", "unknown flag --repeat; did you mean --repeats?"),
-    ("--engine fast", "--engine: 'fast' is not one of 'auto', 'sequential', 'batched', 'threads', 'processes'"),
+    ("--engine fast", "--engine: 'fast' is not one of 'auto', 'sequential', 'batched', 'threads', 'processes', 'ray'"),
     ("resource", "not understood: resource; see --help"),
 ]
 
@@ -288,3 +288,20 @@ def test_data_that_are_not_there_and_folders_that_cannot_be_made_end_the_run_at_
         assert guarded(main, words) == 2
         said = capsys.readouterr()
         assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+# W5
+
+
+def test_the_bare_steps_of_an_epoch_are_those_of_its_tasks():
+    workload = dataclasses.replace(WORKLOADS["W3"], sizes={"in_channels": 1, "image_size": 8}, num_clients=4)
+    workload = hetero.mobile(dataclasses.replace(workload, local_steps=2, batch_size=4))
+    setup = build(workload)
+    steps = hetero.steps_of(hetero.setting_of(workload, setup.clients, setup.shop.full.module), workload)
+    # Every model at every host, a global step and a report of every client: each client has two batches.
+    assert [len(one.batches) for one in steps] == [2] * len(steps) and len(steps) >= 4 * 4 + 4
+    sizes = {sum(p.numel() for p in setup.shop.at(width).module.parameters()) for width in workload.widths}
+    assert {sum(p.numel() for p in one.module.parameters()) for one in steps} == sizes
+    before = [p.clone() for p in steps[0].module.parameters()]
+    hetero.bare_epoch(steps, 0.1)
+    assert not all(map(torch.equal, before, steps[0].module.parameters()))

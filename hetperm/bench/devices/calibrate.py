@@ -16,7 +16,7 @@ from hetperm.bench.devices.measure import training, watched
 from hetperm.profile import Profile, Tier
 from hetperm.report import tables
 from hetperm.report.grid import Grid, markdown
-from hetperm.runs.setting import one_thread
+from hetperm.runs.placement import one_thread
 
 FIVE = Profile("five", "", tuple(Tier(f"1/{k}", 1, 1 / k) for k in (1, 2, 4, 8, 16)))
 BATCH_SIZE = 10

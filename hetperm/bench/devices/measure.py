@@ -38,6 +38,11 @@ class OneBench:
         """The bench, which was made for the width of the visit."""
         return self.bench
 
+    @property
+    def full(self) -> Workbench:
+        """The only bench there is; engines ask it which device it is on."""
+        return self.bench
+
 
 def visit(task: Task, client: Client, module: nn.Module, loss: Loss = F.cross_entropy) -> Any:
     """The outcome of a task at its host, which trains one copy of the module.

@@ -17,7 +17,7 @@ from hetperm.report import page, pictures
 from hetperm.runs import files
 from hetperm.runs.clock import Speed
 from hetperm.runs.memory import MB
-from hetperm.runs.setting import one_thread
+from hetperm.runs.placement import one_thread
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hetperm.report import pictures, tables
-from hetperm.report.contents import is_blank
 from hetperm.report.grid import Grid, transposed
+from hetperm.report.summary import is_blank
 from hetperm.runs.memory import MB
 
 Rows = Sequence[Mapping[str, Any]]

@@ -9,7 +9,7 @@ from hetperm.checks import Check, Names, check_fields, path, several, whole
 from hetperm.config import Engine
 
 WORKLOADS = ("W1", "W2", "W3", "W4")
-PARTS = ("workloads", "peers", "perm_rounds", "epochs", "alpha", "scaling")
+PARTS = ("workloads", "hetero", "peers", "perm_rounds", "epochs", "alpha", "scaling")
 
 
 def some_of(choices: tuple[str, ...]) -> Check:
@@ -34,7 +34,8 @@ class Options:
     out: Annotated[Path, path] = Path("bench")
     """Folder that results.json, table.md and speed.png are written to."""
     parts: Annotated[Names, some_of(PARTS)] = PARTS
-    """What is run: workloads (against a bare loop), peers, perm_rounds (against FedAvg), epochs (against literal ones),
+    """What is run: workloads (against a bare loop), hetero (W5, an epoch of models of five
+    sizes, against its steps), peers, perm_rounds (against FedAvg), epochs (against literal ones),
     alpha (what it costs), scaling (over the number of clients)."""
     workloads: Annotated[Names, some_of(WORKLOADS)] = WORKLOADS
     """W1 logistic, W2 MLP, W3 cnn, W4 resnet18 in five widths."""
@@ -49,7 +50,7 @@ class Options:
     sizes: Annotated[tuple[int, ...], several(whole(1, 100_000))] = (10, 30, 100, 300, 1000)
     """Numbers of clients of the scaling curve."""
     engine: Engine = "auto"
-    """Engine of hetperm on one core; on two cores W3 runs on threads."""
+    """Engine of hetperm on one core; on two cores W3, W4 and W5 run on threads."""
     workers: Annotated[int, whole(1, 256)] = 1
     """Cores of the epochs, literal or not."""
     quick: bool = False

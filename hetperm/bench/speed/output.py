@@ -39,6 +39,15 @@ def _workloads(rows: Rows) -> Iterator[list[str]]:
             yield [*_work(name, row), *_seconds(row, "bare", "round"), _spread(row, "ratio_to_bare")]
 
 
+def _hetero(rows: Rows) -> Iterator[list[str]]:
+    for name, row in rows.items():
+        if "skipped" in row:
+            yield [name, row["about"], row["skipped"], *[""] * 6]
+        else:
+            count = f"{row['tasks']} ({row['steps']} steps)"
+            yield [*_work(name, row), count, *_seconds(row, "bare", "epoch"), _spread(row, "ratio_to_bare")]
+
+
 def _peers(rows: Rows) -> Iterator[list[str]]:
     for name, peer in rows.items():
         if "skipped" in peer:
@@ -108,6 +117,12 @@ TABLES: dict[str, tuple[str, Sequence[str], int, Callable[[Any], Iterator[list[s
         ("", "model", "size", "engine", "cores", "bare loop, s", "FedAvg round, s", "times faster"),
         4,
         _workloads,
+    ),
+    "hetero": (
+        "W5: an epoch of PERM with models of five sizes (visits, global step, alpha anew) against its bare steps",
+        ("", "model", "size", "engine", "cores", "tasks", "bare steps, s", "epoch, s", "times faster"),
+        4,
+        _hetero,
     ),
     "peers": (
         "The same rounds by other frameworks, one core",

@@ -4,13 +4,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetperm.bench.speed import epochs, peers, rounds, scaling, timing
+from hetperm.bench.speed import epochs, hetero, peers, rounds, scaling, timing
 from hetperm.bench.speed.options import Options
 from hetperm.bench.speed.workloads import WORKLOADS, Workload, resized
 
 Figures = Any  # whatever results.json can hold
 Say = Callable[[str], object]
 QUICK = {"W1": 4, "W2": 4, "W3": 2, "W4": 5}  # clients of each workload with --quick
+TWO_CORES = ("W3", "W4")  # convolutions, which threads run side by side
 QUICK_SIZES = (10, 20)
 
 
@@ -39,17 +40,28 @@ def _workloads(options: Options, say: Say) -> Figures:
     for name, workload in chosen.items():
         say(f"{name}: {workload.about}, {workload.size}")
         rows[name] = rounds.against_bare(workload, engine=options.engine, workers=1, **options.repetitions)
-    if "W3" in chosen:
-        rows["W3 on two cores"] = _on_two_cores(chosen["W3"], options, say)
+    for name in TWO_CORES:
+        if name in chosen:
+            rows[f"{name} on two cores"] = _on_two_cores(name, chosen[name], options, say, rounds.against_bare)
     return rows
 
 
-def _on_two_cores(workload: Workload, options: Options, say: Say) -> Figures:
+def _hetero(options: Options, say: Say) -> Figures:
+    rows = {}
+    for name, workload in hetero.CASES.items():
+        workload = resized(workload, 5 if options.quick else None)
+        say(f"{name}: {workload.about}, {workload.size}")
+        rows[name] = hetero.against_steps(workload, engine=options.engine, workers=1, **options.repetitions)
+        rows[f"{name} on two cores"] = _on_two_cores(name, workload, options, say, hetero.against_steps)
+    return rows
+
+
+def _on_two_cores(name: str, workload: Workload, options: Options, say: Say, measure: Callable) -> Figures:
     # The cores that this process may use; if the system does not say, all there are.
     if (len(timing.cores()) or os.cpu_count()) < 2:
         return {"about": workload.about, "skipped": "not run: there is only one core to run on"}
-    say("W3 on two cores")
-    return rounds.against_bare(workload, engine="threads", workers=2, **options.repetitions)
+    say(f"{name} on two cores")
+    return measure(workload, engine="threads", workers=2, **options.repetitions)
 
 
 def _peers(options: Options, say: Say) -> Figures:
@@ -101,6 +113,7 @@ def _scaling(options: Options, say: Say) -> Figures:
 
 MEASURES: dict[str, Callable[[Options, Say], Figures]] = {
     "workloads": _workloads,
+    "hetero": _hetero,
     "peers": _peers,
     "perm_rounds": _perm_rounds,
     "epochs": _epochs,
