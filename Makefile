@@ -13,7 +13,7 @@ DOCS   := .venv-docs/bin/python
 FLOWER := .venv-flower/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-export test-flower test-federation crash fuzz chaos mutants train federate bench microbench docs lint clean
+.PHONY: help setup test test-export test-ray test-flower test-federation crash kills fuzz chaos mutants train federate bench microbench docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,22 +24,30 @@ setup: ## make or repair .venv
 	@"$(PYTHON)" scripts/setup_venv.py
 
 test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
-	$(VENV) -m pytest --numprocesses auto $(ARGS)
+	$(VENV) -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 test-export: setup ## run the tests of exported files with the extra `export`, in an environment of its own (ARGS go to pytest)
 	$(VENV) scripts/setup_extra.py export
 	.venv-export/bin/python -m pytest tests/test_export.py tests/test_export_formats.py tests/test_export_browser.py $(ARGS)
 
+test-ray: setup ## run the tests of the Ray engine in an environment of its own, and without a network where the system allows it
+	$(VENV) scripts/setup_extra.py ray
+	@if unshare -n true 2>/dev/null; then set -- unshare -n sh -c 'ip link set lo up && exec "$$0" "$$@"'; else set --; fi; \
+	    "$$@" .venv-ray/bin/python -m pytest tests/test_ray.py $(ARGS)
+
 test-flower: setup ## run the tests of federations that need Flower, in an environment of its own (.venv-flower)
-	$(VENV) scripts/setup_flower.py
+	$(VENV) scripts/setup_extra.py flower
 	$(FLOWER) -m pytest tests/test_flower_grid.py tests/test_flower.py $(ARGS)
 
 test-federation: setup ## start, kill and stop real processes of a federation over TLS on loopback (ten minutes and more)
-	$(VENV) scripts/setup_flower.py
+	$(VENV) scripts/setup_extra.py flower
 	$(FLOWER) -m pytest -s tests/federation_processes.py $(ARGS)
 
 crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
 	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)
+
+kills: setup ## kill runs of seven kinds at random moments, resume them, compare (100 kills, minutes; ARGS='--seed 1': others)
+	PYTHONPATH=. $(VENV) tests/kills.py $(ARGS)
 
 fuzz: setup ## feed the commands and the library what no user should (FUZZ=200 inputs of each kind; minutes)
 	HETPERM_FUZZ=$(FUZZ) $(VENV) -m pytest --numprocesses auto tests/test_fuzz.py $(ARGS)
@@ -54,7 +62,7 @@ train: setup ## the main job: clients of five sizes learn whom to learn from (di
 	$(VENV) $(TRAIN) $(ARGS)
 
 federate: setup ## show a federation of real processes on this machine, over TLS (ARGS='--nodes 4 --out federation')
-	$(VENV) scripts/setup_flower.py
+	$(VENV) scripts/setup_extra.py flower
 	$(FLOWER) -m hetperm federate $(ARGS)
 
 bench: setup ## time rounds and epochs against a bare torch loop, literal epochs and peers (ARGS='--data-dir DATA': MNIST)
@@ -76,5 +84,5 @@ lint: setup ## check the style
 	$(VENV) -m ruff format --check .
 
 clean: ## remove .venv, build output and caches
-	rm -rf .venv .venv.lock .venv-export .venv-flower .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv.lock .venv-export .venv-ray .venv-flower .venv-docs site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

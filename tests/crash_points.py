@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from tiny_run import contents, tiny, without_what_others_test
 
-from hetperm.runs import experiment, files
+from hetperm.runs import experiment, files, output
+from hetperm.runs.result import Result
 
 Step = tuple[str, str]  # (what is done, the name of the file)
 WRITING = os.O_WRONLY | os.O_RDWR
@@ -98,7 +99,7 @@ class Crash:
         return file
 
 
-def draw_quickly(result: experiment.Result) -> None:
+def draw_quickly(result: Result) -> None:
     """Write a picture as a run does, without drawing it."""
     files.write(result.folder / "accuracy.png", b"a picture")
 
@@ -186,7 +187,7 @@ def main() -> int:
     flags = parser.parse_args()
     job = several_seeds if flags.seeds else one_run
     with tempfile.TemporaryDirectory() as name, without_what_others_test():
-        experiment._draw = draw_quickly
+        output.draw = draw_quickly
         whole, steps = prepared(job, Path(name))
         points = one_of_each(steps, flags.some) if flags.some else range(len(steps))
         result = crash_and_resume(job, Path(name), whole, points, twice=flags.twice)

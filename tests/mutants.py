@@ -33,7 +33,7 @@ LIST = ROOT / "tests" / "mutants.toml"
 QUIETLY = ("-x", "-q", "-p", "no:cacheprovider")
 # What takes longest to import, and is not of this project: workers are forked from a process that has it. No plugins of
 # pytest, which it wants to import itself.
-PRELOADED = ["pytest", "torch", "safetensors.torch", "sklearn.datasets"]
+PRELOADED = ["pytest", "torch", "safetensors.torch"]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -77,10 +76,10 @@ def test_the_example_that_outlines_shapes_trains_a_unet_with_dice(run):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is read from /proc")
 def test_the_example_with_shards_twenty_times_the_memory_allowed_trains(run):
-    out = run("examples/fit_larger_than_memory.py", "--mb", "128")
-    assert "640 scans of 4 MB are 2560 MB, and training was allowed 128 MB" in out
-    assert float(re.search(r"kept in memory: (\d+) MB", out)[1]) <= 32
-    assert 0 <= float(re.search(r"accuracy (\S+)", out)[1]) <= 1  # a few steps: it is the memory that is shown here
+    out = run("examples/fit_larger_than_memory.py")
+    assert "1280 scans of 1 MB are 1280 MB, and training was allowed 64 MB" in out
+    assert float(re.search(r"kept in memory: (\d+) MB", out)[1]) <= 8
+    assert float(re.search(r"accuracy (\S+)", out)[1]) > 0.9
 
 
 @pytest.mark.slow
@@ -108,9 +107,8 @@ def test_the_benchmark_of_capacity_compares_probe_and_masks(run):
 
 
 @pytest.mark.slow
-def test_the_coverage_of_one_model_is_one_exact_row(tmp_path):
-    command = [sys.executable, "-m", "submodels.coverage", "torchvision:squeezenet1_1", "--out", str(tmp_path)]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def test_the_coverage_of_one_model_is_one_exact_row(run, tmp_path):
+    out = run("submodels/coverage.py", "torchvision:squeezenet1_1", "--out", str(tmp_path))
     (row,) = [line for line in out.splitlines() if "squeezenet1_1" in line]
     assert "failed" not in row
     assert "| yes |" in row

@@ -332,10 +332,15 @@ def test_an_older_python_can_read_the_script_and_gets_one_sentence():
 # The environment of an extra
 
 
-def test_an_extra_gets_an_environment_that_sees_the_projects_own(tmp_path):
+@pytest.fixture
+def setup_extra():
     spec = importlib.util.spec_from_file_location("setup_extra", SCRIPT.with_name("setup_extra.py"))
-    setup_extra = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(setup_extra)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_extra_gets_an_environment_that_sees_the_projects_own(setup_extra, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\nmore = ["one==1", "two"]\n')
     (tmp_path / "constraints.txt").write_text("three==3\n")
     commands = []
@@ -354,3 +359,14 @@ def test_an_extra_gets_an_environment_that_sees_the_projects_own(tmp_path):
         setup_extra.set_up(tmp_path, "more", fails)
     assert setup_extra.set_up(tmp_path, "more", commands.append)
     assert len(commands) == 4
+
+
+def test_an_extra_that_wants_other_versions_is_not_held_to_those_of_the_project(setup_extra, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project.optional-dependencies]\nflower = ["a"]\nmore = ["b"]\n')
+    (tmp_path / "constraints.txt").write_text("three==3\n")
+    commands = []
+    for extra in ("flower", "more"):
+        assert setup_extra.set_up(tmp_path, extra, commands.append)
+    assert [("--constraint" in command) for command in commands if "pip" in command] == [False, True]
+    (tmp_path / "constraints.txt").write_text("three==4\n")
+    assert [setup_extra.set_up(tmp_path, extra, commands.append) for extra in ("flower", "more")] == [False, True]
