@@ -350,6 +350,28 @@ def test_a_difference_of_half_a_percent_does_not_matter_however_sure_it_is():
     assert best_candidate(torch.stack([best + 0.0051, best]), groups) == 1
 
 
+def test_sharing_must_show_that_it_pays_where_clients_are_as_well_off_alone():
+    """30 phone users: alone is best, a little sharing costs a fifth of a percent, and much of it a lot."""
+    spread = torch.tensor([0.999, 1.001, 0.998, 1.002]).double()
+
+    def means(*values):
+        return torch.tensor(values).double()[:, None] * spread
+
+    assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4588, 0.7357), FIVE) == 0
+    assert best_candidate(means(0.4600, 0.4530, 0.4540, 0.4588, 0.7357), FIVE) == 2  # it pays: how much hardly matters
+    assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4542, 0.4545), FIVE) == 2  # nothing makes a difference
+
+
+def test_a_dip_that_no_neighbour_shares_is_chance():
+    def chosen(*values):
+        return best_candidate(torch.tensor(values).double()[:, None].expand(-1, 4), FIVE)
+
+    assert chosen(0.537, 0.546, 0.543, 0.527, 0.569) == 0
+    assert chosen(0.537, 0.546, 0.530, 0.527, 0.569) == 3  # a neighbour is better than all others too
+    assert chosen(0.328, 0.301, 0.287, 0.306, 0.331) == 2  # the bottom of a valley, however deep
+    assert chosen(0.520, 0.546, 0.543, 0.530, 0.529) == 0  # to be alone is like no other candidate: it needs no support
+
+
 def test_candidates_that_all_clients_find_equal_leave_the_share_of_groups():
     chosen = best_candidate(torch.zeros(len(SHARES), 3))
     assert SHARES[chosen] == mixing.SHARE

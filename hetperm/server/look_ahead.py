@@ -153,20 +153,24 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
 
     Args:
         losses: (C, M) of each candidate and client.
-        shares: (C,) the candidates, in increasing order.
+        shares: (C,) the candidates, in increasing order; the first is to be alone.
 
     Example:
-        >>> best_candidate(torch.tensor([[1.0, 1.2, 1.1], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]), shares=(0.0, 0.7, 1.4))
+        >>> best_candidate(torch.tensor([[1.3, 1.4, 1.5], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]), shares=(0.0, 0.7, 1.4))
         1
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
-    best = int(losses.mean(1).argmin())
+    best = _supported_minimum(losses.mean(1))
     differences = losses - losses[best]
     # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
     allowed = TOLERANCE * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
     lost = differences.mean(1)
     # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
-    as_good = (lost <= allowed) | (lost <= NEGLIGIBLE * losses[best].mean())
+    negligible = lost <= NEGLIGIBLE * losses[best].mean()
+    # Where clients are as well off alone, sharing must show that it pays, unless it makes no difference at all.
+    if negligible[0] and not negligible.all():
+        negligible = torch.zeros_like(negligible)
+    as_good = (lost <= allowed) | negligible
     groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
@@ -175,6 +179,23 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
             break
         chosen = c
     return chosen
+
+
+def _supported_minimum(means: Tensor) -> int:
+    """The smallest of some means (C,) that a neighbour supports: a dip of one candidate between worse ones is chance.
+
+    Neighbouring shares lead to similar partners, so that their losses are similar. The first, to be alone, is like no
+    other and needs no support.
+
+    Example:
+        >>> _supported_minimum(torch.tensor([0.537, 0.540, 0.543, 0.527, 0.569]))
+        0
+    """
+    outside = means.new_full((1,), math.inf)
+    neighbour = torch.minimum(torch.cat([means[1:], outside]), torch.cat([outside, means[:-1]]))
+    supported = torch.maximum(means, neighbour)
+    supported[0] = means[0]
+    return min(range(len(means)), key=lambda c: (float(supported[c]), float(means[c])))
 
 
 def _samples(client: Client) -> int:
