@@ -18,6 +18,7 @@ from hetperm.report.contents import Contents, read, seed_folders
 from hetperm.report.details import Run, runs_of
 from hetperm.report.grid import transposed
 from hetperm.report.summary import MB, Row, Rows, Summary, deployed, is_blank, tier_columns
+from hetperm.report.tiles import of_run, of_tiers
 
 NAME = "report.html"
 
@@ -96,7 +97,7 @@ def _environment() -> Environment:
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(
         "metric better methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages "
-        "reason_table outcome clients nodes epochs config advice notes machine".split()
+        "reason_table outcome tiles clients nodes epochs config advice notes machine".split()
     ),
     "data": {},
     "generator": "hetperm report",
@@ -122,6 +123,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "title": sentences.title(summary),
         "lead": sentences.about(contents),
         "outcome": sentences.outcome(summary, pairs["rivals"], pairs["over"]),
+        "tiles": of_run(summary, pairs["rivals"]),
         "algorithm": summary.algorithm,
         "metric": metric,
         "better": summary.better,
@@ -160,6 +162,7 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
     rows = [{key: row.get(key) for key in known} for row in tiers]
     return {
         "outcome": _verdicts(tiers),
+        "tiles": of_tiers(tiers),
         "title": contents.resources.get("title", "Resources"),
         "lead": RESOURCES_LEAD,
         "resources": transposed(tables.row_grid(rows)),

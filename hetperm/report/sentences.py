@@ -10,6 +10,7 @@ from hetperm.report.contents import Contents
 from hetperm.report.details import Run
 from hetperm.report.grid import Grid
 from hetperm.report.summary import Mixing, Rows, Summary, is_blank
+from hetperm.report.tiles import best_rival
 
 OWN = "own"  # the data set of `fit`
 
@@ -54,7 +55,7 @@ def outcome(summary: Summary, pairs: Mapping[str, Mapping[str, Any]], over: str)
     rivals = {rival: summary.baselines[rival].score.mean for rival in pairs}
     if not rivals:
         return f"{start}."
-    best = max(rivals, key=lambda rival: summary.rank(rivals[rival]))
+    best = best_rival(summary, rivals)
     gain = pairs[best]
     interval = "" if gain["low"] is None else f", 95% interval over {over} {gain['low']:+.3f} to {gain['high']:+.3f}"
     against = f"{best}, {'the best rival' if len(rivals) > 1 else 'its rival'} ({rivals[best]:.3f}{interval})"
