@@ -147,7 +147,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
         # A user's own data and model, and the data of nodes, are in no file.
-        "repeatable": not contents.nodes and sentences.OWN not in (summary.dataset, contents.settings.get("dataset")),
+        "repeatable": not contents.nodes and tables.OWN not in (summary.dataset, contents.settings.get("dataset")),
     }
 
 
@@ -294,6 +294,7 @@ CAPTIONS = {
     "time_to_accuracy.png": (
         "Lines of test accuracy against simulated seconds and against what was sent",
         "Accuracy against the time that devices of the profile would have taken, and against traffic: the further up "
-        "and to the left, the better. A round takes as long as its slowest host.",
+        "and to the left, the better. A round takes as long as its slowest host. Unless --epochs was raised, these "
+        "runs are too short to say which method is best.",
     ),
 }

@@ -41,6 +41,7 @@ def _reached(summary: Summary) -> Tile | None:
         return None
     over = f"mean over {summary.num_clients} clients"
     note = over if is_blank(spread) else f"± {spread:.3f} over {len(summary.seeds)} seeds"
+    note += "; lower is better" if summary.better == "lower" else ""
     return Tile(f"test {summary.metric} of {summary.algorithm}", f"{reached:.3f}", note)
 
 
@@ -58,8 +59,7 @@ def _worst(summary: Summary, best: str | None) -> Tile | None:
     if is_blank(worst):
         return None
     theirs = None if best is None else summary.baselines[best].score.worst
-    note = "lower is better" if summary.better == "lower" else ""
-    return Tile("worst client", f"{worst:.3f}", note if is_blank(theirs) else f"{best} {theirs:.3f}")
+    return Tile("worst client", f"{worst:.3f}", "" if is_blank(theirs) else f"{best} {theirs:.3f}")
 
 
 def _partners(summary: Summary) -> Tile | None:
