@@ -37,8 +37,12 @@ def blocks(page: str) -> list[tuple[str, str, bool]]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of the lines of a block that call hetperm."""
-    return [shlex.split(line)[1:] for line in text.splitlines() if re.match(r"hetperm\b", line)]
+    """The words of the lines of a block that call hetperm; a line that ends in a backslash goes on."""
+    return [shlex.split(line)[1:] for line in joined(text).splitlines() if re.match(r"hetperm\b", line)]
+
+
+def joined(text: str) -> str:
+    return text.replace("\\\n", " ")
 
 
 def test_blocks_are_found_with_whether_they_are_run(tmp_path, monkeypatch):
@@ -47,7 +51,7 @@ def test_blocks_are_found_with_whether_they_are_run(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sys.modules[__name__], "DOCS", tmp_path)
     assert blocks("a.md") == [("python", "1\n", True), ("sh", "hetperm train --seed 1\nls\n", False)]
-    assert commands("hetperm train --seed 1\nls\n") == [["train", "--seed", "1"]]
+    assert commands("hetperm train \\\n    --seed 1\nls\n") == [["train", "--seed", "1"]]
 
 
 @pytest.mark.slow
@@ -61,7 +65,7 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         if is_run and kind == "python":
             exec(compile(text, page, "exec"), names)
         elif is_run:
-            lines = [line for line in text.splitlines() if line.strip()]
+            lines = [line for line in joined(text).splitlines() if line.strip()]
             assert len(commands(text)) == len(lines), "a block that is run holds other commands than hetperm"
             for words in commands(text):
                 assert cli.guarded(cli._dispatch, words) == 0, (words, capsys.readouterr().err)
@@ -168,19 +172,24 @@ def test_pages_that_are_missing_leave_the_navigation_and_new_how_to_pages_join_i
     (tmp_path / "how-to").mkdir()
     for name in ("index.md", "how-to/index.md", "how-to/new.md"):
         (tmp_path / name).write_text("# A title\n")
-    nav = ["index.md", "gone.md", {"How to": ["how-to/index.md", "how-to/gone.md"]}]
+    nav = [{"Home": "index.md"}, {"Gone": "gone.md"}, "gone.md", {"How to": ["how-to/index.md", "how-to/gone.md"]}]
     config = hooks().on_config({"docs_dir": str(tmp_path), "nav": nav})
-    assert config["nav"] == ["index.md", {"How to": ["how-to/index.md", "how-to/new.md"]}]
+    assert config["nav"] == [{"Home": "index.md"}, {"How to": ["how-to/index.md", "how-to/new.md"]}]
 
 
-def test_links_out_of_the_pages_become_text_and_pages_are_listed(tmp_path):
+def test_every_how_to_page_is_in_the_list_of_them():
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "how-to" / "index.md").read_text()))
+    assert listed == {path.name for path in (DOCS / "how-to").glob("*.md")} - {"index.md"}
+
+
+def test_links_out_of_the_pages_become_text(tmp_path):
     (tmp_path / "b.md").write_text("# Be\n")
     here = tmp_path / "index.md"
     page = types.SimpleNamespace(file=types.SimpleNamespace(abs_src_path=str(here)))
-    text = "[in](b.md#x) [out](../c.py) [far](https://d) [here](#e)\n```\n[code](../f)\n```\n<!-- list of pages -->"
+    text = "[in](b.md#x) [out](../c.py) [far](https://d) [here](#e)\n```\n[code](../f)\n```\n"
     here.write_text(text)
     said = hooks().on_page_markdown(text, page=page, config={"docs_dir": str(tmp_path)}, files=None)
-    assert said == "[in](b.md#x) out [far](https://d) [here](#e)\n```\n[code](../f)\n```\n- [Be](b.md)"
+    assert said == "[in](b.md#x) out [far](https://d) [here](#e)\n```\n[code](../f)\n```\n"
 
 
 @pytest.mark.slow
