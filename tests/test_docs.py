@@ -1,5 +1,6 @@
 """The pages of docs/: their code and commands are run, their flags and links exist, and the site is built."""
 
+import code
 import importlib.util
 import os
 import re
@@ -54,16 +55,42 @@ def test_blocks_are_found_with_whether_they_are_run(tmp_path, monkeypatch):
     assert commands("hetperm train \\\n    --seed 1\nls\n") == [["train", "--seed", "1"]]
 
 
+class Session(code.InteractiveConsole):
+    """Python as somebody types or pastes it, line by line: a loop must be followed by an empty line."""
+
+    def type(self, text: str) -> None:
+        for line in [*text.splitlines(), ""]:
+            unfinished = self.push(line)
+        assert not unfinished, text
+
+    def showsyntaxerror(self, *args, **options):
+        raise
+
+    def showtraceback(self):
+        raise
+
+
+def test_a_session_takes_only_what_can_be_typed():
+    session = Session({})
+    session.type("for i in range(2):\n    x = i\n\ny = x")
+    assert session.locals["y"] == 1
+    with pytest.raises(SyntaxError):
+        session.type("for i in range(2):\n    x = i\ny = x")
+    with pytest.raises(ZeroDivisionError):
+        Session({}).type("1 / 0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", _tracker())
     names: dict = {"__name__": "page"}
+    session = Session(names)
     for kind, text, is_run in blocks(page):
         assert kind in ("python", "sh"), kind
         if is_run and kind == "python":
-            exec(compile(text, page, "exec"), names)
+            session.type(text) if page == "tutorial.md" else exec(compile(text, page, "exec"), names)
         elif is_run:
             lines = [line for line in joined(text).splitlines() if line.strip()]
             assert len(commands(text)) == len(lines), "a block that is run holds other commands than hetperm"
