@@ -52,7 +52,7 @@ function ticks(low, high, count) {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((size) => size >= rough);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(12));
+  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(12) + 0);  // -0 is shown as 0
   return found;
 }
 function range(values) {
@@ -413,6 +413,7 @@ function clientChart(box) {
   pick.select.id = "pick";
   const step = (by) => () => show(ids[(ids.indexOf(+pick.select.value) + by + ids.length) % ids.length]);
   box.append(make("div", { class: "controls" }, pick.label, make("button", { type: "button", onclick: step(-1) }, "previous"), make("button", { type: "button", onclick: step(1) }, "next")), body);
+  const grouped = data.clients.some((client) => client.group !== null);
   const link = (file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file));
   function show(id) {
     const client = data.clients[ids.indexOf(id)];
@@ -424,7 +425,7 @@ function clientChart(box) {
       const bar = make("span", { class: "bar" }), other = others.get(j);
       bar.style.width = `${100 * weight / most}%`;
       return make("tr", {}, make("th", { scope: "row" }, make("a", { href: `#client-${j}` }, j === id ? `${j} (itself)` : String(j))),
-        make("td", {}, other ? other.tier : "-"), make("td", {}, other && other.group !== null ? String(other.group) : "-"), make("td", {}, figure(weight)), make("td", {}, bar));
+        make("td", {}, other ? other.tier : "-"), grouped ? make("td", {}, other && other.group !== null ? String(other.group) : "-") : null, make("td", {}, figure(weight)), make("td", {}, bar));
     });
     const curve = make("div");
     body.replaceChildren(make("h3", { id: `client-${id}`, tabindex: "-1" }, `Client ${id}`),
@@ -432,7 +433,7 @@ function clientChart(box) {
         make("div", {}, make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))])),
           client.files.length ? make("p", {}, "Its model:") : null, client.files.length ? make("ul", {}, ...client.files.map(link)) : null),
         make("div", {}, rows.length ? make("p", {}, `Learns from ${client.learns_from} clients${client.learns_from > rows.length ? `, the first ${rows.length}` : ""}:`) : null,
-          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", "group", "weight"].map((name) => make("th", { scope: "col" }, name)), make("td", { "aria-hidden": "true" }))), make("tbody", {}, ...rows))) : null)),
+          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", ...(grouped ? ["group"] : []), "weight"].map((name) => make("th", { scope: "col" }, name)), make("td", { "aria-hidden": "true" }))), make("tbody", {}, ...rows))) : null)),
       curve);
     if (client.curve.length > 1) {
       const main = data.methods[0], tier = (data.curves[main.name][0] || { by_tier: {} }).by_tier[client.tier];

@@ -42,7 +42,9 @@ def filled(template: str, parts: Mapping[str, Any]) -> str:
     """A template of this folder with its parts, the style and the script filled in."""
     script = _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
+    sections = [
+        (name, label) for name, label in SECTIONS.items() if any(parts.get(part) for part in NEEDS.get(name, [name]))
+    ]
     frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
     parts = {**frame, **parts, "data": _finite(parts["data"])}
@@ -58,7 +60,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
+# address on the page -> its name in the list of sections, if the part of that name, or one of those it needs, is there
 SECTIONS = {
     "methods": "Methods",
     "tiers": "Tiers",
@@ -70,7 +72,7 @@ SECTIONS = {
     "pictures": "Pictures",
     "machine": "Machine",
 }
-NEEDS = {"cost": "profile", "seeds": "several"}
+NEEDS = {"cost": ["profile", "costs"], "seeds": ["several"]}
 
 
 @cache
@@ -142,7 +144,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
         "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
-        "clients": tables.row_grid(shown, title=_worst(clients, shown), metric=metric) if shown else None,
+        "clients": tables.row_grid(_known(shown), title=_worst(clients, shown), metric=metric) if shown else None,
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
@@ -158,8 +160,7 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
     tiers = contents.resources["tiers"]
     # The verdict first, without reasons, which the lines below the table give; a column for each tier fits a page.
     keys = [key for key in _first(tiers[0], "tier", "width", "verdict") if key != "reason"] if tiers else []
-    known = [key for key in keys if not all(is_blank(row.get(key)) for row in tiers)]
-    rows = [{key: row.get(key) for key in known} for row in tiers]
+    rows = _known([{key: row.get(key) for key in keys} for row in tiers])
     return {
         "outcome": _verdicts(tiers),
         "tiles": of_tiers(tiers),
@@ -178,6 +179,13 @@ def _verdicts(tiers: Rows) -> str:
     if list(by_verdict) == ["fits"]:
         return "The model fits every tier at its width."
     return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) + "."
+
+
+def _known(rows: Rows) -> list[Row]:
+    """The rows without the columns in which none has a value."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    keys = [key for key in keys if not all([is_blank(row.get(key)) for row in rows])]
+    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def _first(row: Row, *keys: str) -> list[str]:
