@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import hetperm
+import submodels
 from hetperm.cli import main as cli
 from hetperm.cli.flags import UsageError
 from hetperm.cli.train import parse_train
@@ -219,6 +221,15 @@ def test_links_out_of_the_pages_become_text(tmp_path):
     assert said == "[in](b.md#x) out [far](https://d) [here](#e)\n```\n[code](../f)\n```\n"
 
 
+@pytest.mark.parametrize("package", [hetperm, submodels], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(package):
+    shown = set(
+        re.findall(r"^::: (\S+)", "".join(page.read_text() for page in (DOCS / "api").glob("*.md")), flags=re.M)
+    )
+    homes = {name: f"{package.__name__}.{home}" for name, home in package._HOME.items() if name != "WHOLE"}
+    assert [name for name, home in homes.items() if not {home, f"{home}.{name}"} & shown] == []
+
+
 @pytest.mark.slow
 def test_the_site_is_built_and_fetches_nothing(tmp_path):
     python = next(
@@ -235,7 +246,7 @@ def test_the_site_is_built_and_fetches_nothing(tmp_path):
     for page in pages:
         fetched = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\">]+)", page.read_text())
         assert [address for address in fetched if "canonical" not in address] == [], page.name
-    api = (tmp_path / "site" / "api.html").read_text()
+    api = "".join(page.read_text() for page in (tmp_path / "site" / "api").glob("*.html"))
     for name in ("hetperm.config.Config", "hetperm.runs.experiment.fit", "submodels.scalable.ScalableModel"):
         assert f'id="{name}"' in api
     assert ".. math" not in api
