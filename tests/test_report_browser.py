@@ -254,12 +254,15 @@ def test_hostile_names_stay_text(page, tmp_path):
     for name in ("summary.json", "clients.csv", "baselines.csv", "metrics.csv"):
         text = (path / name).read_text()
         quoted = json.dumps(evil)[1:-1] if name.endswith("json") else evil
-        (path / name).write_text(text.replace("flagship", quoted).replace("fedavg-ft", f"ft{quoted}"))
+        text = text.replace("flagship", quoted).replace("fedavg-ft", f"ft{quoted}")
+        (path / name).write_text(text.replace("entry", "constructor").replace("mid", "__proto__"))
     files.write(path / NAME, render(path))
     page.get((path / NAME).as_uri())
     assert page.execute_script("return [window.evil, document.documentElement.dataset.ready]") == [None, "true"]
     assert page.find_elements("css selector", "img[src=x]") == []
     assert evil in find(page, "[data-chart=dots] svg").text
+    assert {"constructor", "__proto__"} <= {head.text for head in page.find_elements("css selector", "th")}
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_the_page_of_several_seeds_shows_every_seed_and_their_maps(page, tmp_path):

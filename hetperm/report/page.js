@@ -44,7 +44,8 @@ function ink(colour) {
   if (!isDark() || light > 0.45) return colour;
   return `rgb(${parts.map((part) => Math.round(part + (255 - part) * (0.75 - light))).join(",")})`;
 }
-const method = Object.fromEntries((data.methods || []).map((one) => [one.name, one]));
+// Without a prototype: a tier may be called "constructor".
+const method = Object.assign(Object.create(null), Object.fromEntries((data.methods || []).map((one) => [one.name, one])));
 
 // Scales
 
