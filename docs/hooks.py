@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
-LIST = "<!-- list of pages -->"  # in how-to/index.md
 
 
 def on_config(config):
@@ -19,20 +18,17 @@ def on_config(config):
 def _existing(nav: list, docs: Path, others: list[str]) -> list:
     kept = []
     for entry in nav:
-        if isinstance(entry, dict):
-            ((title, inside),) = entry.items()
-            extra = others if title == "How to" else []
-            kept.append({title: [*_existing(inside, docs, []), *extra]})
-        elif (docs / entry).is_file():
+        ((title, inside),) = entry.items() if isinstance(entry, dict) else [("", entry)]
+        if isinstance(inside, list):
+            kept.append({title: [*_existing(inside, docs, []), *(others if title == "How to" else [])]})
+        elif (docs / inside).is_file():
             kept.append(entry)
     return kept
 
 
 def on_page_markdown(markdown, *, page, config, files):
-    """List the how-to pages where they are asked for, and take links to files outside docs/ out of the text."""
+    """Take links to files outside docs/ out of the text."""
     here = Path(page.file.abs_src_path)
-    if LIST in markdown:
-        markdown = markdown.replace(LIST, _pages(here.parent))
     docs = Path(config["docs_dir"]).resolve()
 
     def checked(match: re.Match) -> str:
@@ -47,15 +43,6 @@ def on_page_markdown(markdown, *, page, config, files):
     # Code blocks hold no links.
     parts = re.split(r"(```.*?```)", markdown, flags=re.S)
     return "".join(part if part.startswith("```") else LINK.sub(checked, part) for part in parts)
-
-
-def _pages(folder: Path) -> str:
-    lines = []
-    for path in sorted(folder.glob("*.md")):
-        if path.name != "index.md":
-            title = next(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
-            lines.append(f"- [{title.removeprefix('# ')}]({path.name})")
-    return "\n".join(lines)
 
 
 def on_post_page(output, *, page, config):

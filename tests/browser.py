@@ -36,5 +36,7 @@ def seen(driver, *, width: int = 1400, theme: str = "light") -> None:
     """Let the page be seen in a window of this width, by somebody who likes light or dark pages."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    wish = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    # A page that scrolls smoothly would still move while a test points at a place on it.
+    wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wishes.items()]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

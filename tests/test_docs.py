@@ -1,5 +1,6 @@
 """The pages of docs/: their code and commands are run, their flags and links exist, and the site is built."""
 
+import code
 import importlib.util
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import hetperm
+import submodels
 from hetperm.cli import main as cli
 from hetperm.cli.flags import UsageError
 from hetperm.cli.train import parse_train
@@ -37,8 +40,12 @@ def blocks(page: str) -> list[tuple[str, str, bool]]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of the lines of a block that call hetperm."""
-    return [shlex.split(line)[1:] for line in text.splitlines() if re.match(r"hetperm\b", line)]
+    """The words of the lines of a block that call hetperm; a line that ends in a backslash goes on."""
+    return [shlex.split(line)[1:] for line in joined(text).splitlines() if re.match(r"hetperm\b", line)]
+
+
+def joined(text: str) -> str:
+    return text.replace("\\\n", " ")
 
 
 def test_blocks_are_found_with_whether_they_are_run(tmp_path, monkeypatch):
@@ -47,7 +54,32 @@ def test_blocks_are_found_with_whether_they_are_run(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sys.modules[__name__], "DOCS", tmp_path)
     assert blocks("a.md") == [("python", "1\n", True), ("sh", "hetperm train --seed 1\nls\n", False)]
-    assert commands("hetperm train --seed 1\nls\n") == [["train", "--seed", "1"]]
+    assert commands("hetperm train \\\n    --seed 1\nls\n") == [["train", "--seed", "1"]]
+
+
+class Session(code.InteractiveConsole):
+    """Python as somebody types or pastes it, line by line: a loop must be followed by an empty line."""
+
+    def type(self, text: str) -> None:
+        for line in [*text.splitlines(), ""]:
+            unfinished = self.push(line)
+        assert not unfinished, text
+
+    def showsyntaxerror(self, *args, **options):
+        raise
+
+    def showtraceback(self):
+        raise
+
+
+def test_a_session_takes_only_what_can_be_typed():
+    session = Session({})
+    session.type("for i in range(2):\n    x = i\n\ny = x")
+    assert session.locals["y"] == 1
+    with pytest.raises(SyntaxError):
+        session.type("for i in range(2):\n    x = i\ny = x")
+    with pytest.raises(ZeroDivisionError):
+        Session({}).type("1 / 0")
 
 
 @pytest.mark.slow
@@ -56,12 +88,13 @@ def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", _tracker())
     names: dict = {"__name__": "page"}
+    session = Session(names)
     for kind, text, is_run in blocks(page):
         assert kind in ("python", "sh"), kind
         if is_run and kind == "python":
-            exec(compile(text, page, "exec"), names)
+            session.type(text) if page == "tutorial.md" else exec(compile(text, page, "exec"), names)
         elif is_run:
-            lines = [line for line in text.splitlines() if line.strip()]
+            lines = [line for line in joined(text).splitlines() if line.strip()]
             assert len(commands(text)) == len(lines), "a block that is run holds other commands than hetperm"
             for words in commands(text):
                 assert cli.guarded(cli._dispatch, words) == 0, (words, capsys.readouterr().err)
@@ -168,19 +201,33 @@ def test_pages_that_are_missing_leave_the_navigation_and_new_how_to_pages_join_i
     (tmp_path / "how-to").mkdir()
     for name in ("index.md", "how-to/index.md", "how-to/new.md"):
         (tmp_path / name).write_text("# A title\n")
-    nav = ["index.md", "gone.md", {"How to": ["how-to/index.md", "how-to/gone.md"]}]
+    nav = [{"Home": "index.md"}, {"Gone": "gone.md"}, "gone.md", {"How to": ["how-to/index.md", "how-to/gone.md"]}]
     config = hooks().on_config({"docs_dir": str(tmp_path), "nav": nav})
-    assert config["nav"] == ["index.md", {"How to": ["how-to/index.md", "how-to/new.md"]}]
+    assert config["nav"] == [{"Home": "index.md"}, {"How to": ["how-to/index.md", "how-to/new.md"]}]
 
 
-def test_links_out_of_the_pages_become_text_and_pages_are_listed(tmp_path):
+def test_every_how_to_page_is_in_the_list_of_them():
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "how-to" / "index.md").read_text()))
+    assert listed == {path.name for path in (DOCS / "how-to").glob("*.md")} - {"index.md"}
+
+
+def test_links_out_of_the_pages_become_text(tmp_path):
     (tmp_path / "b.md").write_text("# Be\n")
     here = tmp_path / "index.md"
     page = types.SimpleNamespace(file=types.SimpleNamespace(abs_src_path=str(here)))
-    text = "[in](b.md#x) [out](../c.py) [far](https://d) [here](#e)\n```\n[code](../f)\n```\n<!-- list of pages -->"
+    text = "[in](b.md#x) [out](../c.py) [far](https://d) [here](#e)\n```\n[code](../f)\n```\n"
     here.write_text(text)
     said = hooks().on_page_markdown(text, page=page, config={"docs_dir": str(tmp_path)}, files=None)
-    assert said == "[in](b.md#x) out [far](https://d) [here](#e)\n```\n[code](../f)\n```\n- [Be](b.md)"
+    assert said == "[in](b.md#x) out [far](https://d) [here](#e)\n```\n[code](../f)\n```\n"
+
+
+@pytest.mark.parametrize("package", [hetperm, submodels], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(package):
+    shown = set(
+        re.findall(r"^::: (\S+)", "".join(page.read_text() for page in (DOCS / "api").glob("*.md")), flags=re.M)
+    )
+    homes = {name: f"{package.__name__}.{home}" for name, home in package._HOME.items() if name != "WHOLE"}
+    assert [name for name, home in homes.items() if not {home, f"{home}.{name}"} & shown] == []
 
 
 @pytest.mark.slow
@@ -199,7 +246,7 @@ def test_the_site_is_built_and_fetches_nothing(tmp_path):
     for page in pages:
         fetched = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\">]+)", page.read_text())
         assert [address for address in fetched if "canonical" not in address] == [], page.name
-    api = (tmp_path / "site" / "api.html").read_text()
+    api = "".join(page.read_text() for page in (tmp_path / "site" / "api").glob("*.html"))
     for name in ("hetperm.config.Config", "hetperm.runs.experiment.fit", "submodels.scalable.ScalableModel"):
         assert f'id="{name}"' in api
     assert ".. math" not in api

@@ -1,5 +1,6 @@
 """A run that went wrong says so: every fault in a run that has it, and not in one that is well."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,29 @@ def test_a_shortened_run_is_told_to_train_longer(advised, capsys):
     console.show(result.summary, [result])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("advice: ")]
     assert lines == [f"advice: {sentence}" for sentence in said.values()]
+
+
+@pytest.mark.slow
+def test_a_shortened_run_in_which_local_is_twice_as_good_is_cured_by_its_advice(advised):
+    short = {"num_clients": 10, "capacity_profile": "uniform5", "model_options": {"hidden": [64, 64]}}
+    short |= {"baselines": ("local",)}
+    said, result = advised(**short, steps=0, epochs=1, warmup_rounds=1)
+    alone = result.summary["baselines"]["local"]["accuracy"]["mean"]
+    assert result.accuracy < 0.45 and alone > 0.65
+    assert said["behind local"].endswith("too few for models that travel; the default is --steps 800")
+    shutil.rmtree(result.folder)
+    said, result = advised(**short, steps=800, epochs=12)
+    assert said == {}
+    assert result.accuracy > result.summary["baselines"]["local"]["accuracy"]["mean"] + 0.05
+
+
+@pytest.mark.slow
+def test_tiers_that_lose_by_sharing_are_named_though_the_mean_gains(advised):
+    main = {"num_clients": 20, "capacity_profile": "mobile", "model_options": {"hidden": [64, 64]}}
+    said, result = advised(**main, baselines=("local",), steps=80, epochs=2)
+    assert result.accuracy > result.summary["baselines"]["local"]["accuracy"]["mean"]
+    assert said["tiers behind local"].startswith("tier high would be better off alone (test accuracy 0.")
+    assert said["tiers behind local"].endswith("too few for models that travel; the default is --steps 800")
 
 
 @pytest.mark.slow

@@ -153,6 +153,19 @@ def test_a_client_has_its_own_section_with_partners_and_links(page):
     assert len(page.find_elements("css selector", "#client polyline")) >= 1
 
 
+def test_the_section_that_is_read_is_marked_in_the_list_of_sections(page):
+    current = "return [...document.querySelectorAll('nav a[aria-current]')].map((link) => link.hash)"
+    assert page.execute_script(current) == []
+    page.execute_script("document.getElementById('clients').scrollIntoView({behavior: 'instant'})")
+    assert in_time(page, current) == ["#clients"]
+
+
+def test_a_method_has_the_colour_of_its_charts_in_tables(page):
+    dot = "return getComputedStyle(document.querySelector('#methods ~ .beside tbody th i')).backgroundColor"
+    assert page.execute_script(dot) == "rgb(213, 94, 0)"  # perm
+    assert find(page, "#methods ~ .beside tbody th").text == "perm"
+
+
 def test_a_link_to_folded_pictures_unfolds_them(page):
     page.execute_script("document.querySelector('nav a[href=\"#pictures\"]').click()")
     assert in_time(page, "return document.getElementById('pictures').open") is True
@@ -178,7 +191,7 @@ def test_nothing_sticks_out_of_the_window_in_either_theme(page, width, theme):
     page.refresh()
     assert page.execute_script("return document.documentElement.scrollWidth") == width
     paper = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(23, 24, 26)"}[theme]
+    assert paper == {"light": "rgb(242, 244, 247)", "dark": "rgb(16, 18, 20)"}[theme]
     page.execute_script("document.getElementById('theme').click()")
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != paper
 
@@ -241,12 +254,15 @@ def test_hostile_names_stay_text(page, tmp_path):
     for name in ("summary.json", "clients.csv", "baselines.csv", "metrics.csv"):
         text = (path / name).read_text()
         quoted = json.dumps(evil)[1:-1] if name.endswith("json") else evil
-        (path / name).write_text(text.replace("flagship", quoted).replace("fedavg-ft", f"ft{quoted}"))
+        text = text.replace("flagship", quoted).replace("fedavg-ft", f"ft{quoted}")
+        (path / name).write_text(text.replace("entry", "constructor").replace("mid", "__proto__"))
     files.write(path / NAME, render(path))
     page.get((path / NAME).as_uri())
     assert page.execute_script("return [window.evil, document.documentElement.dataset.ready]") == [None, "true"]
     assert page.find_elements("css selector", "img[src=x]") == []
     assert evil in find(page, "[data-chart=dots] svg").text
+    assert {"constructor", "__proto__"} <= {head.text for head in page.find_elements("css selector", "th")}
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_the_page_of_several_seeds_shows_every_seed_and_their_maps(page, tmp_path):

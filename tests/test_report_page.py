@@ -253,7 +253,7 @@ def test_the_configuration_and_how_to_run_it_again_are_there_unless_data_were_on
 def test_what_a_folder_does_not_hold_is_left_out(tmp_path):
     files.write_json(tmp_path / "summary.json", single())
     page = Page(render(tmp_path))
-    assert page.said("h2", "summary") == ["All methods", "Test accuracy by tier", "Who learns from whom"]
+    assert page.said("h2", "summary") == ["All methods", "Test accuracy by tier", "Who learns from whom", "Cost"]
     assert page.said("p")[0] == (
         "perm against local and fedavg-ft: data digits (label-shift:2), 6 clients, model zoo:mlp, capacity profile "
         "mobile, 2 epochs, seed 0."
@@ -261,7 +261,14 @@ def test_what_a_folder_does_not_hold_is_left_out(tmp_path):
     assert "if all weights were equal" not in page.said("li")[0]
     bare = {key: value for key, value in single().items() if key not in ("tiers", "alpha", "baselines", "seed")}
     files.write_json(tmp_path / "summary.json", bare)
-    assert Page(render(tmp_path)).said("h2") == ["All methods"]
+    assert Page(render(tmp_path)).said("h2") == ["All methods", "Cost"]
+
+
+def test_a_column_that_no_client_has_a_value_in_is_left_out(tmp_path):
+    path = write_run(tmp_path / "run")
+    files.write_csv(path / "clients.csv", [{**row, "group": None} for row in clients()])
+    (line,) = [line for line in rows(Page(render(path))) if line[:2] == ["3", "entry"]]
+    assert line == ["3", "entry", "1/16", "100", "50", "5", "0.803", "0.300", "5.0", "0.703", "0.753"]
 
 
 def test_the_page_of_several_seeds_has_gains_seeds_and_links(tmp_path):

@@ -17,13 +17,19 @@ def gain(mean: float, low: float | None, high: float | None, verdict: str, each=
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (gain(0.05, 0.04, 0.06, "ahead"), "0.050 ahead of fedavg-ft, the best rival (0.786, 95% interval over seeds "),
+        (
+            gain(0.05, 0.04, 0.06, "ahead"),
+            "0.050 ahead of fedavg-ft, the best rival, with 0.786 (95% interval of the gain over seeds: +0.040 ",
+        ),
         (
             gain(-0.05, -0.06, -0.04, "behind"),
-            "0.050 behind fedavg-ft, the best rival (0.786, 95% interval over seeds ",
+            "0.050 behind fedavg-ft, the best rival, with 0.786 (95% interval of the gain over seeds: -0.060 ",
         ),
-        (gain(0.01, -0.06, 0.08, "level"), "level with fedavg-ft, the best rival (0.786, 95% interval over seeds "),
-        (gain(0.05, None, None, "one seed"), "0.050 ahead of fedavg-ft, the best rival (0.786)."),
+        (
+            gain(0.01, -0.06, 0.08, "level"),
+            "level with fedavg-ft, the best rival, with 0.786 (95% interval of the gain over seeds: -0.060 ",
+        ),
+        (gain(0.05, None, None, "one seed"), "0.050 ahead of fedavg-ft, the best rival, with 0.786."),
     ],
 )
 def test_the_outcome_compares_with_the_best_rival(found, said):

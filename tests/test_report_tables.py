@@ -61,7 +61,7 @@ def test_mixing_weights_and_visits_have_a_line_each():
     ]
     history = [{"epoch_visits": 10, "epoch_rounds": 3}, {"epoch_visits": 12, "epoch_rounds": 4}]
     assert tables.visit_lines({"perm": [history], "local": [[{"epoch": 1}]]}, 5) == [
-        "perm: 11 visits in 3.5 rounds an epoch (at most 12 in 4; all pairs would be 25 in 5)"
+        "perm: 11 visits an epoch; a tour of all visits takes 3.5 rounds (all pairs would be 25 visits in 5 rounds)"
     ]
 
 

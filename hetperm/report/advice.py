@@ -219,8 +219,8 @@ def idle_tier(run: Evidence) -> Iterator[str]:
         reached, guess = (mean(values) for values in zip(*idle.values(), strict=True))
         yield (
             f"{'tier' if len(idle) == 1 else 'tiers'} {', '.join(idle)} learn{'s' * (len(idle) == 1)} nothing: "
-            f"{reached:.3f}, while always answering the most common class gives {guess:.3f}; try another step size "
-            "(--global-lr, --personal-lr), more --steps, or a larger width in the profile"
+            f"{reached:.3f}, while always answering the most common class gives {guess:.3f}; try more --steps, "
+            "another step size (--global-lr, --personal-lr), or a larger width in the profile"
         )
 
 

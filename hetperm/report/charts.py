@@ -89,11 +89,16 @@ def tier_dots(summary: Summary) -> list[dict[str, Any]]:
         spreads = {
             name: summary.spread_of(name).tiers[tier].score for name in values if tier in summary.spread_of(name).tiers
         }
-        label = f"{tier} (width {tables.width_text(summary.widest(tier).width)})"
-        rows.append(_dots(label, values, spreads))
+        rows.append(_dots(_tier_label(tier, summary.widest(tier).width), values, spreads))
     means = {name: method.score.mean for name, method in summary.methods.items()}
     spreads = {name: summary.spread_of(name).score.mean for name in summary.methods}
     return [*rows, _dots("all clients", means, spreads)]
+
+
+def _tier_label(tier: str, width: float | None) -> str:
+    # A tier of `fit` is called by its width.
+    called_by_it = not is_blank(width) and tier == f"{width:g}"
+    return f"width {tables.width_text(width)}" if called_by_it else f"{tier} (width {tables.width_text(width)})"
 
 
 def _dots(label: str, values: Mapping[str, Any], spreads: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ function ink(colour) {
   if (!isDark() || light > 0.45) return colour;
   return `rgb(${parts.map((part) => Math.round(part + (255 - part) * (0.75 - light))).join(",")})`;
 }
-const method = Object.fromEntries((data.methods || []).map((one) => [one.name, one]));
+// Without a prototype: a tier may be called "constructor".
+const method = Object.assign(Object.create(null), Object.fromEntries((data.methods || []).map((one) => [one.name, one])));
 
 // Scales
 
@@ -52,7 +53,7 @@ function ticks(low, high, count) {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((size) => size >= rough);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(12));
+  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(12) + 0);  // -0 is shown as 0
   return found;
 }
 function range(values) {
@@ -211,7 +212,8 @@ function dotChart(box) {
   box.append(panel, keys);
   responsive(panel, (width) => {
     keys.replaceChildren(legend(names.map((name) => ({ name, colour: ink(method[name].colour), dot: true }))));
-    const row = Math.max(34, 9 * names.length + 16), left = Math.min(190, width * 0.4), right = 14, height = row * data.dots.length + 48;
+    const spreads = data.dots.some((tier) => Object.values(tier.spread).some(Boolean));  // bars need lines of their own
+    const row = Math.max(34, spreads ? 9 * names.length + 16 : 0), left = Math.min(190, width * 0.4), right = 14, height = row * data.dots.length + 48;
     const x = range(data.dots.flatMap((tier) => names.flatMap((name) => [tier.values[name], tier.values[name] === undefined ? null : tier.values[name] + (tier.spread[name] || 0),
       tier.values[name] === undefined ? null : tier.values[name] - (tier.spread[name] || 0)])));
     const at = (value) => left + (value - x[0]) / (x[1] - x[0]) * (width - left - right);
@@ -222,12 +224,14 @@ function dotChart(box) {
     }
     svg.append(draw("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, `test ${data.metric}`));
     data.dots.forEach((tier, k) => {
-      const y = row * k + row / 2, label = draw("text", { x: 0, y: y + 4 }, tier.label);
-      svg.append(label);
+      const y = row * k + row / 2, known = names.map((name) => tier.values[name]).filter((value) => value !== undefined);
+      if (k) svg.append(draw("line", { class: "grid", x1: 0, x2: width - right, y1: row * k, y2: row * k }));
+      svg.append(draw("text", { x: 0, y: y + 4 }, tier.label));
+      if (known.length > 1 && !spreads) svg.append(draw("line", { class: "span", x1: at(Math.min(...known)), x2: at(Math.max(...known)), y1: y, y2: y }));
       names.forEach((name, m) => {
         const value = tier.values[name];
         if (value === undefined) return;
-        const colour = ink(method[name].colour), dy = y + (names.length < 2 ? 0 : (m / (names.length - 1) - 0.5) * 9 * (names.length - 1)), spread = tier.spread[name];
+        const colour = ink(method[name].colour), dy = y + (m - (names.length - 1) / 2) * (spreads ? 9 : 0), spread = tier.spread[name];
         if (spread) svg.append(draw("line", { x1: at(value - spread), x2: at(value + spread), y1: dy, y2: dy, stroke: colour, "stroke-width": 2 }));
         svg.append(draw("circle", { cx: at(value), cy: dy, r: 4.5, fill: colour }, draw("title", {}, `${name}, ${tier.label}: ${figure(value)}`)));
       });
@@ -250,7 +254,7 @@ function curvesChart(box) {
   const cost = choice("against ", costs, (value) => { state.cost = value; show(); });
   cost.select.id = "against"; tier.select.id = "tier";
   box.append(...document.getElementById("progress") ? [] : [make("h3", { id: "curves" }, "Progress")], make("div", { class: "controls" }, tier.label, cost.label), chart,
-    make("p", { class: "note" }, `A dot is a method with a single point, such as one that is fine-tuned at the end. A dashed line is a method without that cost.${every.length > names.length ? " A band is the range over seeds." : ""} Simulated seconds are those of the profile's devices and networks, at 10\u2079 multiply-adds a second; a round takes as long as its slowest host.`));
+    make("p", { class: "note" }, `A dot is a method with a single point, such as one that is fine-tuned at the end. A dashed line is a method without that cost.${names.some((name) => name.startsWith("perm")) ? " The curve of PERM begins after its warm-up: before, clients have no models of their own." : ""}${every.length > names.length ? " A band is the range over seeds." : ""} Simulated seconds are those of the profile's devices and networks, at 10\u2079 multiply-adds a second; a round takes as long as its slowest host.`));
   function line(name, label, runs, pick, colour, dash) {
     const points = Math.min(...runs.map((run) => run.all.length));
     const over = (k, of) => runs.map((run) => of(run)[k]).filter((value) => value !== null && value !== undefined);
@@ -288,14 +292,14 @@ function mapChart(box) {
   const canvas = make("canvas", { id: "alpha", tabindex: "0", role: "application", "aria-roledescription": "map",
     "aria-label": "Mixing weights: a row is a client, a column whom it learns from. Arrow keys move from cell to cell." });
   const readout = make("p", { class: "readout", id: "cell", role: "status" }, "Point at a cell, or use the arrow keys.");
-  const open = make("p", { id: "open" }), spot = make("div", { class: "spot", hidden: "" }), blocks = make("div", { class: "blocks", "aria-hidden": "true" });
+  const open = make("span", { id: "open" }), spot = make("div", { class: "spot", hidden: "" }), blocks = make("div", { class: "blocks", "aria-hidden": "true" });
   const side = make("div");
   const orders = { group: "group, then tier", tier: "tier, then group", client: "client", alike: "similarity" };
   const sort = choice("Sort by ", [], (value) => { state.sort = value; show(); });
   sort.select.id = "sort";
   const seed = choice("Run ", data.maps.map((map, k) => [String(k), map.label]), (value) => { state.map = data.maps[+value]; options(); show(); });
   const controls = make("div", { class: "controls" }, data.maps.length > 1 ? seed.label : null, sort.label);
-  box.append(controls, make("div", { class: "map" }, make("div", {}, blocks, make("div", { class: "field" }, canvas, spot)), make("div", {}, readout, open, side)));
+  box.append(controls, make("div", { class: "reading" }, readout, open), blocks, make("div", { class: "field" }, canvas, spot), side);
   function options() {
     const { map } = state, several = map.tiers && new Set(map.tiers).size > 1;
     const able = map.bin ? [] : ["group", "tier", "client", "alike"].filter((name) => (name !== "group" || map.groups) && (name !== "tier" || several));
@@ -410,6 +414,7 @@ function clientChart(box) {
   pick.select.id = "pick";
   const step = (by) => () => show(ids[(ids.indexOf(+pick.select.value) + by + ids.length) % ids.length]);
   box.append(make("div", { class: "controls" }, pick.label, make("button", { type: "button", onclick: step(-1) }, "previous"), make("button", { type: "button", onclick: step(1) }, "next")), body);
+  const grouped = data.clients.some((client) => client.group !== null);
   const link = (file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file));
   function show(id) {
     const client = data.clients[ids.indexOf(id)];
@@ -421,7 +426,7 @@ function clientChart(box) {
       const bar = make("span", { class: "bar" }), other = others.get(j);
       bar.style.width = `${100 * weight / most}%`;
       return make("tr", {}, make("th", { scope: "row" }, make("a", { href: `#client-${j}` }, j === id ? `${j} (itself)` : String(j))),
-        make("td", {}, other ? other.tier : "-"), make("td", {}, other && other.group !== null ? String(other.group) : "-"), make("td", {}, figure(weight)), make("td", {}, bar));
+        make("td", {}, other ? other.tier : "-"), grouped ? make("td", {}, other && other.group !== null ? String(other.group) : "-") : null, make("td", {}, figure(weight)), make("td", {}, bar));
     });
     const curve = make("div");
     body.replaceChildren(make("h3", { id: `client-${id}`, tabindex: "-1" }, `Client ${id}`),
@@ -429,7 +434,7 @@ function clientChart(box) {
         make("div", {}, make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))])),
           client.files.length ? make("p", {}, "Its model:") : null, client.files.length ? make("ul", {}, ...client.files.map(link)) : null),
         make("div", {}, rows.length ? make("p", {}, `Learns from ${client.learns_from} clients${client.learns_from > rows.length ? `, the first ${rows.length}` : ""}:`) : null,
-          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", "group", "weight"].map((name) => make("th", { scope: "col" }, name)), make("td", { "aria-hidden": "true" }))), make("tbody", {}, ...rows))) : null)),
+          rows.length ? make("div", { class: "scroll" }, make("table", { class: "partners" }, make("thead", {}, make("tr", {}, ...["client", "tier", ...(grouped ? ["group"] : []), "weight"].map((name) => make("th", { scope: "col" }, name)), make("td", { "aria-hidden": "true" }))), make("tbody", {}, ...rows))) : null)),
       curve);
     if (client.curve.length > 1) {
       const main = data.methods[0], tier = (data.curves[main.name][0] || { by_tier: {} }).by_tier[client.tier];
@@ -485,6 +490,27 @@ if (data.clients && data.clients.length) {
     if (known.has(id)) head.replaceChildren(make("a", { href: `#client-${id}` }, id));
   }
 }
+
+// The colour of a method stands before its name in tables, as in the charts
+
+for (const head of document.querySelectorAll("main th")) {
+  const one = method[head.textContent];
+  if (!one) continue;
+  const dot = make("i"), paint = () => { dot.style.background = ink(one.colour); };
+  (head.querySelector("button, a") || head).prepend(dot);
+  redraws.push(paint);
+  paint();
+}
+
+// The section that is being read is marked in the list of sections
+
+const links = [...document.querySelectorAll("nav a")], heads = links.map((link) => document.getElementById(link.hash.slice(1)));
+function follow() {
+  const now = heads.findLastIndex((head) => head && head.getBoundingClientRect().top < innerHeight / 3);
+  links.forEach((link, k) => k === now ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current"));
+}
+addEventListener("scroll", follow, { passive: true });
+follow();
 
 // Dark or light
 

@@ -18,6 +18,7 @@ from hetperm.report.contents import Contents, read, seed_folders
 from hetperm.report.details import Run, runs_of
 from hetperm.report.grid import transposed
 from hetperm.report.summary import MB, Row, Rows, Summary, deployed, is_blank, tier_columns
+from hetperm.report.tiles import of_run, of_tiers
 
 NAME = "report.html"
 
@@ -41,7 +42,9 @@ def filled(template: str, parts: Mapping[str, Any]) -> str:
     """A template of this folder with its parts, the style and the script filled in."""
     script = _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sections = [(name, label) for name, label in SECTIONS.items() if parts.get(NEEDS.get(name, name))]
+    sections = [
+        (name, label) for name, label in SECTIONS.items() if any(parts.get(part) for part in NEEDS.get(name, [name]))
+    ]
     frame = {"style": Markup(_text("page.css")), "script": Markup(script), "script_hash": digest, "sections": sections}
     # JSON can spell halves of characters, which no file can hold.
     parts = {**frame, **parts, "data": _finite(parts["data"])}
@@ -57,7 +60,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# address on the page -> its name in the list of sections, if the part of that name, or the one it needs, is there
+# address on the page -> its name in the list of sections, if the part of that name, or one of those it needs, is there
 SECTIONS = {
     "methods": "Methods",
     "tiers": "Tiers",
@@ -69,7 +72,7 @@ SECTIONS = {
     "pictures": "Pictures",
     "machine": "Machine",
 }
-NEEDS = {"cost": "profile", "seeds": "several"}
+NEEDS = {"cost": ["profile", "costs"], "seeds": ["several"]}
 
 
 @cache
@@ -96,7 +99,7 @@ def _environment() -> Environment:
 EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(
         "metric better methods gains attendance tiers mixing reasons profile costs resources several seeds seed_pages "
-        "reason_table outcome clients nodes epochs config advice notes machine".split()
+        "reason_table outcome tiles clients nodes epochs config advice notes machine".split()
     ),
     "data": {},
     "generator": "hetperm report",
@@ -122,6 +125,7 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "title": sentences.title(summary),
         "lead": sentences.about(contents),
         "outcome": sentences.outcome(summary, pairs["rivals"], pairs["over"]),
+        "tiles": of_run(summary, pairs["rivals"]),
         "algorithm": summary.algorithm,
         "metric": metric,
         "better": summary.better,
@@ -140,12 +144,12 @@ def _run_parts(contents: Contents, runs: Sequence[Run]) -> dict[str, Any]:
         "profile": tables.row_grid(contents.profile) if contents.profile else None,
         "several": several,
         "seeds": _seed_grid(contents.seeds, metric) if contents.seeds else None,
-        "clients": tables.row_grid(shown, title=_worst(clients, shown), metric=metric) if shown else None,
+        "clients": tables.row_grid(_known(shown), title=_worst(clients, shown), metric=metric) if shown else None,
         "nodes": tables.row_grid(contents.nodes) if contents.nodes else None,
         "epochs": _epoch_grid(contents.metrics, metric) if contents.metrics else None,
         "config": contents.config,
         # A user's own data and model, and the data of nodes, are in no file.
-        "repeatable": not contents.nodes and sentences.OWN not in (summary.dataset, contents.settings.get("dataset")),
+        "repeatable": not contents.nodes and tables.OWN not in (summary.dataset, contents.settings.get("dataset")),
     }
 
 
@@ -156,10 +160,10 @@ def _resource_parts(contents: Contents) -> dict[str, Any]:
     tiers = contents.resources["tiers"]
     # The verdict first, without reasons, which the lines below the table give; a column for each tier fits a page.
     keys = [key for key in _first(tiers[0], "tier", "width", "verdict") if key != "reason"] if tiers else []
-    known = [key for key in keys if not all(is_blank(row.get(key)) for row in tiers)]
-    rows = [{key: row.get(key) for key in known} for row in tiers]
+    rows = _known([{key: row.get(key) for key in keys} for row in tiers])
     return {
         "outcome": _verdicts(tiers),
+        "tiles": of_tiers(tiers),
         "title": contents.resources.get("title", "Resources"),
         "lead": RESOURCES_LEAD,
         "resources": transposed(tables.row_grid(rows)),
@@ -175,6 +179,13 @@ def _verdicts(tiers: Rows) -> str:
     if list(by_verdict) == ["fits"]:
         return "The model fits every tier at its width."
     return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()) + "."
+
+
+def _known(rows: Rows) -> list[Row]:
+    """The rows without the columns in which none has a value."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    keys = [key for key in keys if not all([is_blank(row.get(key)) for row in rows])]
+    return [{key: row.get(key) for key in keys} for row in rows]
 
 
 def _first(row: Row, *keys: str) -> list[str]:
@@ -291,6 +302,7 @@ CAPTIONS = {
     "time_to_accuracy.png": (
         "Lines of test accuracy against simulated seconds and against what was sent",
         "Accuracy against the time that devices of the profile would have taken, and against traffic: the further up "
-        "and to the left, the better. A round takes as long as its slowest host.",
+        "and to the left, the better. A round takes as long as its slowest host. Unless --epochs was raised, these "
+        "runs are too short to say which method is best.",
     ),
 }

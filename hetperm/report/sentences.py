@@ -10,19 +10,18 @@ from hetperm.report.contents import Contents
 from hetperm.report.details import Run
 from hetperm.report.grid import Grid
 from hetperm.report.summary import Mixing, Rows, Summary, is_blank
-
-OWN = "own"  # the data set of `fit`
+from hetperm.report.tiles import best_rival
 
 
 def title(summary: Summary) -> str:
     """The heading of a page."""
-    return f"{summary.algorithm} on {'your own data' if summary.dataset == OWN else summary.dataset}"
+    return f"{summary.algorithm} on {tables.data_name(summary)}"
 
 
 def about(contents: Contents) -> str:
     """What was run, in a sentence."""
     summary, settings = contents.summary, contents.settings
-    own = summary.dataset == OWN
+    own = summary.dataset == tables.OWN
     against = f" against {_listed(list(summary.baselines))}" if summary.baselines else ""
     seeds = summary.seeds or ["-" if summary.seed is None else summary.seed]
     # Summaries of earlier versions do not say what was used; the configuration does, unless it came from fit.
@@ -54,14 +53,16 @@ def outcome(summary: Summary, pairs: Mapping[str, Mapping[str, Any]], over: str)
     rivals = {rival: summary.baselines[rival].score.mean for rival in pairs}
     if not rivals:
         return f"{start}."
-    best = max(rivals, key=lambda rival: summary.rank(rivals[rival]))
+    best = best_rival(summary, rivals)
     gain = pairs[best]
-    interval = "" if gain["low"] is None else f", 95% interval over {over} {gain['low']:+.3f} to {gain['high']:+.3f}"
-    against = f"{best}, {'the best rival' if len(rivals) > 1 else 'its rival'} ({rivals[best]:.3f}{interval})"
+    low, high = gain["low"], gain["high"]
+    interval = "" if low is None else f" (95% interval of the gain over {over}: {low:+.3f} to {high:+.3f})"
+    against = f"{best}, {'the best rival' if len(rivals) > 1 else 'its rival'}, with {rivals[best]:.3f}"
     if gain["verdict"] == "level":
-        return f"{start}: level with {against}."
-    word = "ahead of" if gain["mean"] >= 0 else "behind"
-    return f"{start}: {abs(gain['mean']):.3f} {word} {against}."
+        where = "level with"
+    else:
+        where = f"{abs(gain['mean']):.3f} {'ahead of' if gain['mean'] >= 0 else 'behind'}"
+    return f"{start}: {where} {against}{interval}."
 
 
 def gain_grid(pairs: Mapping[str, Mapping[str, Any]], *, ours: str, over: str, metric: str, better: str) -> Grid:

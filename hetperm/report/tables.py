@@ -22,6 +22,7 @@ from hetperm.report.summary import (
     quantity,
 )
 
+OWN = "own"  # the data set of `fit`
 EVERYBODY = 1e6  # a share from which on everybody learns from everybody
 WIDE = 110  # characters; a wider table by tier is turned on its side if that makes it narrower
 
@@ -40,10 +41,15 @@ def closing_grid(summary: Summary) -> Grid:
     return Grid(
         columns=("method", summary.metric, "worst", "partners", "visits", "rounds", "steps", "MB"),
         rows=[_closing_row(summary, name) for name in summary.methods],
-        title=f"{summary.dataset}, {summary.num_clients} clients, {_seeds(summary)}",
+        title=f"{data_name(summary)}, {summary.num_clients} clients, {_seeds(summary)}",
         note=_diverged(summary),
         strong=frozenset(k for k, value in enumerate(means) if value == max(means)),
     )
+
+
+def data_name(summary: Summary) -> str:
+    """The data set, as readers know it."""
+    return "your own data" if summary.dataset == OWN else summary.dataset
 
 
 def _closing_row(summary: Summary, name: str) -> tuple[str, ...]:
@@ -116,7 +122,7 @@ def share_sentence(share: float) -> str:
 
 
 def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> list[str]:
-    """One line per method whose models travel: visits and rounds of an epoch, averaged over epochs and runs.
+    """One line per method whose models travel: visits of an epoch and rounds of a tour, averaged over epochs and runs.
 
     Args:
         histories: method -> its metrics in each run.
@@ -128,8 +134,8 @@ def visit_lines(histories: Mapping[str, Sequence[Rows]], num_clients: int) -> li
         if rows:
             visits, rounds = [row["epoch_visits"] for row in rows], [row["epoch_rounds"] for row in rows]
             lines.append(
-                f"{name}: {mean(visits):.0f} visits in {mean(rounds):.1f} rounds an epoch (at most {max(visits)} in "
-                f"{max(rounds)}; all pairs would be {num_clients**2} in {num_clients})"
+                f"{name}: {mean(visits):.0f} visits an epoch; a tour of all visits takes {mean(rounds):.1f} rounds "
+                f"(all pairs would be {num_clients**2:,} visits in {num_clients} rounds)"
             )
     return lines
 
