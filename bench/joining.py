@@ -4,7 +4,7 @@
     python bench/joining.py --dataset mnist --partition label-shift:2 --samples-per-client 200 --data-dir data
 
 Prints for every client that was left out: the accuracy of joining, also with some steps on its own data, of training
-alone from scratch, and of having been there from the start; and how much of its weight lies in its group.
+alone from scratch, and of having been there from the start; and how much of its weight on others lies in its group.
 """
 
 import sys
@@ -52,7 +52,7 @@ class Line:
     """A client that was left out: what it got by joining, and what it would have had.
 
     Attributes:
-        mass: the share of its mixing weights that lies in its own group.
+        mass: the share of its weight on others that lies in its own group; 0 if it learns from nobody.
         figures: test accuracies, one for each of the columns.
     """
 
@@ -73,9 +73,10 @@ def lines_of(config: Config, seed: int) -> Iterator[Line]:
     alone = experiment.execute(some_of(whole, left_out, algorithm="local"), None, None)
     for k, i in enumerate(left_out):
         client = whole.clients[i]
-        groups = [*(each.group for each in few.clients), client.group]
         joined = [result.join(client, steps=steps) for steps in (0, STEPS)]
-        mass = sum(float(a) for a, group in zip(joined[0].alpha, groups, strict=True) if group == client.group)
+        weights = joined[0].alpha[:-1].tolist()
+        own = sum(a for a, each in zip(weights, few.clients, strict=True) if each.group == client.group)
+        mass = own / sum(weights) if any(weights) else 0.0
         figures = (*(new.accuracy for new in joined), alone.main.score[k], there.main.score[i])
         yield Line(seed, i, client.width, mass, figures)
 

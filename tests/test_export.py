@@ -289,6 +289,7 @@ def test_a_model_whose_work_depends_on_its_inputs_says_where(tmp_path):
     ("text", "said"),
     [
         ("Missing out variants: {'aten::linalg_svd'}", "there is no way to write aten::linalg_svd"),
+        ("Operator torch._ops.aten.i0.default is not in Core ATen opset.", "write aten.i0.default"),
         ("Could not guard on data-dependent expression Eq(u0, 1)", "depends on the values of its input"),
         ("something\nelse", "something else"),
         ("", "RuntimeError"),

@@ -86,7 +86,7 @@ def test_the_model_is_made_of_partners_by_their_weight_and_the_loss_on_its_data(
     result, (client, _) = finished
     run, client = join.read_run(result.folder), replace(client, width=1.0)
     alpha = torch.tensor([0.2, 0.0, 0.3, 0.1, 0.4], dtype=torch.float64)
-    model, made_of = join.model_for(run, client, alpha)
+    model, made_of = join.model_for(run, client, alpha, join._report(run, client))
     assert 1 not in made_of and made_of
     slicer, base = result.setting.slicer, {name: 0.5 * x for name, x in result.state.w.items()}
 
@@ -105,12 +105,43 @@ def test_the_model_is_made_of_partners_by_their_weight_and_the_loss_on_its_data(
     assert loss(model) <= min(loss(mean([j])) for j in (0, 2, 3)) + 1e-6
 
 
-def test_a_client_without_partners_gets_its_part_of_the_global_model(finished):
+ALONE = torch.tensor([0.0] * 4 + [1.0], dtype=torch.float64)
+
+
+def test_a_client_without_partners_begins_with_a_model_of_others_that_suits_its_data(finished):
+    """It is the client that was left out again: nobody is its partner, but the models of its group fit its data."""
+    result, (client, _) = finished
+    run, client = join.read_run(result.folder), replace(client, width=1.0)
+    model, made_of = join.model_for(run, client, ALONE, join._report(run, client))
+    part = run.server.w
+    assert made_of and not all([torch.equal(model[name], part[name]) for name in part])
+    bench, losses = result.setting.shop.at(1.0), []
+    for params in (model, part):
+        bench.load(params)
+        with torch.no_grad():
+            losses.append(float(torch.nn.functional.cross_entropy(bench.module(client.train[0]), client.train[1])))
+    assert losses[0] < losses[1]
+
+
+def test_a_client_whom_no_model_suits_gets_its_part_of_the_global_model(finished):
     result, (client, _) = finished
     run = join.read_run(result.folder)
-    alone = torch.tensor([0.0] * 4 + [1.0], dtype=torch.float64)
-    (model, made_of), part = join.model_for(run, replace(client, width=1.0), alone), run.server.w
-    assert made_of == [] and all([torch.equal(model[name], part[name]) for name in part])
+    ruined = replace(run, model_of=lambda j: {name: 100 * x for name, x in run.model_of(j).items()})
+    client = replace(client, width=1.0)
+    model, made_of = join.model_for(ruined, client, ALONE, join._report(run, client))
+    assert made_of == [] and all([torch.equal(model[name], run.server.w[name]) for name in run.server.w])
+
+
+def test_a_client_without_partners_tries_the_nearest_models_only(finished, monkeypatch):
+    result, (client, _) = finished
+    run = join.read_run(result.folder)
+    client = wide_enough(client, run)
+    report = join._report(run, client)
+    monkeypatch.setattr(join.blend, "MOST", 2)
+    known = torch.tensor([True, False, True, True])
+    few = replace(run, server=replace(run.server, known=known))
+    distance = (run.server.gradient - report.gradient).square().sum(1).tolist()
+    assert join.nearest(few, client, report) == sorted([0, 2, 3], key=distance.__getitem__)[:2]
 
 
 def test_steps_at_home_change_the_model_and_are_repeatable(finished):

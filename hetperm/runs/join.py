@@ -141,7 +141,7 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
     with one_thread():
         report = _report(run, client)
         alpha = row_of(run, client, report)
-        params, made_of = model_for(run, client, alpha)
+        params, made_of = model_for(run, client, alpha, report)
         bench = run.setting.shop.at(width)
         bench.classes = client.classes
         if steps:
@@ -232,21 +232,33 @@ def compared(server: Server, samples: int, report: Report) -> tuple[Tensor, Tens
     return discrepancy.pairwise(gradients).double(), q, n
 
 
-def model_for(run: Run, client: Client, alpha: Tensor) -> tuple[Params, list[int]]:
+def model_for(run: Run, client: Client, alpha: Tensor, report: Report) -> tuple[Params, list[int]]:
     """The newcomer's first model, made of its partners' (`blended`), and those that it is made of.
 
-    A client without partners gets its part of the global model.
+    A client without partners has no other model to begin with. It tries those of the nearest clients instead, and gets
+    its part of the global model if that has the lowest loss on its data.
     """
     slicer, new = run.setting.slicer, len(run.widths)
-    nearest = alpha[:-1].argsort(descending=True, stable=True)[: blend.MOST].tolist()
-    weights = {j: float(alpha[j]) for j in nearest if alpha[j] > 0}
-    models = {j: run.model_of(j) for j in weights} | {new: slicer.cut(run.server.w, slicer.index(client.width))}
+    partners = alpha[:-1].argsort(descending=True, stable=True)[: blend.MOST].tolist()
+    weights = {j: float(alpha[j]) for j in partners if alpha[j] > 0}
+    tried = weights or dict.fromkeys(nearest(run, client, report), 1.0)
+    models = {j: run.model_of(j) for j in tried} | {new: slicer.cut(run.server.w, slicer.index(client.width))}
 
     def loss(params: Params) -> float:
         value, _ = score_one(run.setting.shop, run.setting.metric, client, params, client.width, "train")
         return value if math.isfinite(value) else math.inf
 
-    return blend.blended(slicer, models, [*run.widths, client.width], weights, loss)
+    params, made_of = blend.blended(slicer, models, [*run.widths, client.width], tried, loss)
+    if not weights and loss(models[new]) <= loss(params):
+        return models[new], []
+    return params, made_of
+
+
+def nearest(run: Run, client: Client, report: Report) -> list[int]:
+    """The clients whose gradients are nearest to the newcomer's, as many as it may try models of."""
+    known = run.server.known.nonzero().flatten()
+    zeta, _, _ = compared(run.server, client.n_train, report)
+    return known[zeta[-1, :-1].argsort(stable=True)[: blend.MOST]].tolist()
 
 
 def _tier(run: Run, width: float) -> str:

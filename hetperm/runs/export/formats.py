@@ -24,6 +24,7 @@ LARGEST_BATCH = 64  # of ExecuTorch, which reserves memory for it beforehand
 LONGEST = 200  # characters of somebody else's error that are shown
 INPUT, OUTPUT = "input", "output"  # their names in an ONNX file
 EXTRA = {"pt2": (), "onnx": ("onnx", "onnxscript", "onnxruntime"), "executorch": ("executorch", "torchao")}
+LACKING = r"(?i)no onnx function|not (?:supported|implemented|in core aten)|missing|unsupported"  # says an exporter
 ENDING = {"pt2": "pt2", "onnx": "onnx", "executorch": "pte"}
 
 
@@ -65,7 +66,7 @@ def culprit(error: BaseException) -> str:
             where = f" ({Path(place[1]).name} in {place[2]})" if place else ""
             return f"what it does depends on the values of its input{where}"
         operations = dict.fromkeys(re.findall(r"\b(?:aten|torchvision|prims)(?:\.|::)\w+(?:\.\w+)?", text))
-        if operations and re.search(r"(?i)no onnx function|not (?:supported|implemented)|missing|unsupported", text):
+        if operations and re.search(LACKING, text):
             return f"there is no way to write {', '.join(list(operations)[:3])}"
     said = next((one_line(text) for text in texts if text.strip()), "") or type(error).__name__
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
