@@ -173,6 +173,7 @@ BAD = [
     ({"dataset": ""}, "dataset is ''; it must be a name, in quotes"),
     ({"download": 1}, "download is 1; it must be true or false"),
     ({"data_dir": 3}, "data_dir is 3; it must be a path, in quotes"),
+    ({"out": "a\0b"}, r"out is 'a\x00b'; it must be a path, in quotes"),
     ({"model_options": 3}, "model_options is 3; it must be a table of options"),
     ({"model_options": {3: 4}}, "model_options has the key 3; it must be the name of an option, in quotes"),
     ({"model_options": {"act": None}}, "model_options: act is None; it must be a finite number, a text, true, false"),

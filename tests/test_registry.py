@@ -84,6 +84,8 @@ def test_what_is_no_algorithm_is_refused():
         hetperm.register_algorithm("warm", local_only, dict)
     with pytest.raises(ValueError, match="algorithm 'epochs': files have a key of that name"):
         hetperm.register_algorithm("epochs", local_only)
+    with pytest.raises(TypeError, match="algorithm 'warm': defaults is 3; it must be a table of options, or None"):
+        hetperm.register_algorithm("warm", local_only, defaults=3)
     with pytest.raises(ValueError, match="'cold' of the defaults is no option of Warm"):
         hetperm.register_algorithm("warm", local_only, Warm, defaults={"cold": 1})
 

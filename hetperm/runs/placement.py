@@ -24,9 +24,11 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cpu" and device.index:
             raise RuntimeError("a machine has one CPU device")
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
         # A name can be valid and the device missing; only an allocation shows it.
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
     return device
 
