@@ -56,6 +56,16 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         files.create(tmp_path / "file" / "run")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_it_is_needed(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot make the folder .*run \(Not a directory\); name another with --out"):
+        files.run_folder(tmp_path / "file" / "deep" / "run", "")
+    assert files.run_folder(tmp_path / "deep" / "run", "") == tmp_path / "deep" / "run"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(OSError, match=r"cannot make the folder .*run \(Permission denied\); name another with --out"):
+        files.run_folder(tmp_path / "deep" / "run", "")
+
+
 def test_a_file_is_there_whole_or_as_it_was(tmp_path):
     path = tmp_path / "x.txt"
     files.write(path, "old")

@@ -56,10 +56,19 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
             raise FileExistsError(f"{out} exists; name another folder with --out{go_on}")
         if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
+        _check_place(out)
         return out
     latest = _highest_number(name)
     number = latest if resume and latest else latest + 1
     return RUNS / (name if number == 1 else f"{name}-{number}")
+
+
+def _check_place(out: Path) -> None:
+    """Raise an error if the folder could not be made: some commands make it after an hour of measuring."""
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+        raise OSError(f"cannot make the folder {out} ({reason}); name another with --out")
 
 
 def _highest_number(name: str) -> int:

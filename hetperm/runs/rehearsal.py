@@ -14,7 +14,7 @@ from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
 from hetperm.metrics import Metric
-from hetperm.shards import Inputs, Shard, Stored, first, known_labels, mapped, read
+from hetperm.shards import Inputs, Shard, Stored, batches_of, first, known_labels, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -99,6 +99,19 @@ def check_labels(clients: Sequence[Client], loss: Loss) -> None:
         classes |= own
     if len(classes) == 1:
         log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
+
+
+def check_inputs(clients: Sequence[Client]) -> None:
+    """Warn if all training samples of all clients are the same; stored samples are not read for that."""
+    for client in clients:
+        if isinstance(client.train, Stored):
+            return
+        for x, _ in batches_of(client.train, 64):
+            like, _ = read(first(clients[0].train, 1))
+            if not isinstance(x, Tensor) or x.shape[1:] != like.shape[1:] or not torch.equal(x, like.expand_as(x)):
+                return  # nearly always in the first batch of the first client
+    if sum(client.n_train for client in clients) > 1:
+        log.warning("all training samples are the same: nothing can be learned from them")
 
 
 def check_weights(model: nn.Module) -> None:
