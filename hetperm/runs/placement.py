@@ -46,6 +46,9 @@ def one_thread() -> Iterator[None]:
 
 def placed(model: nn.Module, config: Config) -> nn.Module:
     """The model on the device and in the precision of a run."""
+    for name, p in model.named_parameters():
+        if p.is_meta:
+            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 

@@ -119,8 +119,6 @@ def check_weights(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if isinstance(p, nn.UninitializedParameter):
             raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
-        if p.is_meta:
-            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
         if not p.is_floating_point():
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
 
