@@ -10,6 +10,7 @@ import errno
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+log = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 CHECKSUMS = "checksums.txt"
@@ -368,12 +371,25 @@ def is_whole(folder: Path) -> bool:
 
 
 def altered(folder: Path) -> list[str]:
-    """The files that are not as the run wrote them, or are gone; none if it was never finished."""
-    path = folder / CHECKSUMS
-    if not path.is_file():
-        return []
-    stated, now = path.read_text(errors="replace").splitlines(), _checksums(folder).splitlines()
-    return sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}})
+    """The files that are not as the run wrote them, or are gone, those of its seeds too; none if it was not finished.
+
+    Reports do not count: they are written again from the other files.
+    """
+    names = []
+    for run in (folder, *sorted(folder.glob("seed-*"))):
+        path = run / CHECKSUMS
+        if path.is_file():
+            stated, now = path.read_text(errors="replace").splitlines(), _checksums(run).splitlines()
+            found = sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}} - {"report.html"})
+            names += [(run / name).relative_to(folder).as_posix() for name in found]
+    return names
+
+
+def warn_of_altered(folder: Path) -> None:
+    """Warn of files that are not as the run wrote them: figures may be of something else."""
+    names = altered(folder)
+    if names:
+        log.warning("%s: not as the run wrote it, going by %s: %s", folder, CHECKSUMS, ", ".join(names))
 
 
 def _is_json(path: Path) -> bool:
