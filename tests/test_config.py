@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetperm.checks import checked, hints_of
-from hetperm.config import FIELDS, KEYS, SHIPPED, Config, check_field, find, load
+from hetperm.config import FIELDS, KEYS, SHIPPED, Config, check_field, find, load, read
 
 
 def written(folder: Path, text: str) -> Path:
@@ -280,3 +280,5 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
         load(path)
+    with pytest.raises(ValueError, match="is no file; a configuration is a TOML file"):  # or a pipe, which never ends
+        read(tmp_path)

@@ -274,7 +274,16 @@ def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch")
     assert not files.is_whole(tmp_path)
     (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "timing.json").write_text("[" * 100_000)
+    assert not files.is_whole(tmp_path)
     (tmp_path / "timing.json").unlink()
+    assert not files.is_whole(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    files.write_checksums(tmp_path)
+    os.mkfifo(tmp_path / "timing.json")
     assert not files.is_whole(tmp_path)
 
 

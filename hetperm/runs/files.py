@@ -393,9 +393,11 @@ def warn_of_altered(folder: Path) -> None:
 
 
 def _is_json(path: Path) -> bool:
+    if not path.is_file():  # a pipe would wait for ever, and a device has no end
+        return False
     try:
         json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return True
 
