@@ -249,7 +249,7 @@ def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
         ("--algorithm qqqqqq", "--plugins FILE.py adds others"),
         ("--option ditto", "--option: 'ditto' is not NAME.KEY=VALUE, such as ditto.prox=0.5"),
         ("--option dito.prox=1", "unknown algorithm 'dito'; did you mean 'ditto'?"),
-        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be a number of at least 0"),
+        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be 0 or a number from 1e-12 to 1e38"),
         ("--option model.hiden=3", "model 'mlp' does not take these model_options"),
         ("--metric acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'?"),
         ("--metric dice", "digits does not go with --model mlp and --metric dice; change one of them"),
