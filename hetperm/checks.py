@@ -150,7 +150,8 @@ def text(name: str, value: Any) -> str:
 
 def path(name: str, value: Any) -> Path:
     """A path."""
-    if not isinstance(value, str | Path) or not str(value):
+    # No file system takes a zero byte, and Python's own words about it do not say where it is.
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(f"{name} is {shown(value)}; it must be a path, in quotes")
     return Path(value)
 

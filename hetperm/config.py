@@ -368,6 +368,8 @@ def _from_table(settings: dict[str, Any], path: str | Path) -> Config:
 
 def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
     """The content of a TOML file; a ValueError of one sentence names the file if it cannot be read."""
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise ValueError(f"{path}: is no file; {noun} is a TOML file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

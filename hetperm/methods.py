@@ -17,6 +17,7 @@ from hetperm.algorithms.steps import RivalOptions
 from hetperm.config import FIELDS, Config, check_field
 from hetperm.params import Params
 from hetperm.server.federation import Federation
+from hetperm.texts import shown
 
 LARGEST = 1_000_000  # of whole numbers in a method's table
 FINE_TUNE_STEPS = 100  # unless the method's table says otherwise
@@ -177,7 +178,7 @@ def _checked(method: str, name: str, value: Any) -> Any:
         return check_field(name, value, f"[{method}]: {name}")
     good, wanted = KINDS[types[name]]
     if not good(value):
-        raise ValueError(f"[{method}]: {name} is {value!r}; it must be {wanted}")
+        raise ValueError(f"[{method}]: {name} is {shown(value)}; it must be {wanted}")
     return float(value) if types[name] is float else value
 
 
@@ -187,10 +188,10 @@ def _number(value: Any) -> bool:
 
 
 KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
-    # What is less than 1e-12 changes nothing, and 0 says so.
+    # What is less than 1e-12 changes nothing, and 0 says so; what is more than 1e38 is infinite in float32.
     float: (
-        lambda value: _number(value) and (value == 0 or value >= 1e-12),
-        "a number of at least 0 (0, or from 1e-12)",
+        lambda value: _number(value) and (value == 0 or 1e-12 <= value <= 1e38),
+        "0 or a number from 1e-12 to 1e38",
     ),
     int: (
         lambda value: _number(value) and isinstance(value, int) and value <= LARGEST,

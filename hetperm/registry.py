@@ -53,6 +53,8 @@ def register_algorithm(
         if kind not in KINDS and key not in config.FIELDS:
             kinds = ", ".join(known.__name__ for known in KINDS)
             raise TypeError(f"algorithm {name!r}: option {key} is annotated {shown(kind)}; it must be one of {kinds}")
+    if not isinstance(defaults, Mapping | None):
+        raise TypeError(f"algorithm {name!r}: defaults is {shown(defaults)}; it must be a table of options, or None")
     for key in defaults or {}:
         if key not in leaf_types(options):
             raise ValueError(f"algorithm {name!r}: {key!r} of the defaults is no option of {options.__name__}")

@@ -53,4 +53,6 @@ def shown(value: Any) -> str:
         text = one_line(repr(value))
     except ValueError:  # Python does not write out whole numbers of thousands of digits
         return "a number of thousands of digits"
+    except Exception:  # an object of the user's, which cannot even be shown
+        return f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,12 +1,14 @@
 """Average of sub-models: every coordinate over the sub-models that cover it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from submodels.indexset import IndexSet, Whole
 from submodels.skeleton import holds_weights
+from submodels.texts import shown
 
 Update = tuple[Mapping[str, Tensor], IndexSet | Whole, float]
 
@@ -27,16 +29,13 @@ def average(
     Example:
         Two clients that hold 0 and 1 average to 0.5, whatever was there before; see ``tests/test_averaging.py``.
     """
-    updates = list(updates)
+    for noun, table in (("w", w), ("rows", {} if rows is None else rows)):
+        if not isinstance(table, Mapping):
+            raise TypeError(f"{noun} is {shown(table)}; it must be a table from names to tensors")
+    updates = _checked(updates, w)
     stranger = next((name for name in rows or () if name not in w), None)
     if stranger is not None:
         raise ValueError(f"rows names {stranger!r}, which the global model does not have")
-    for tensors, _, weight in updates:
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight of an update is {weight}; it must be a finite number, zero or more")
-        unknown = next((name for name in tensors if name not in w), None)
-        if unknown is not None:
-            raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
     votes = {name: torch.as_tensor(mask).bool().expand(len(updates), -1) for name, mask in (rows or {}).items()}
     out = dict(w)
     for name, old in w.items():
@@ -44,6 +43,25 @@ def average(
         if voters and holds_weights(old) and name not in updates[voters[0]][1].statistics:
             out[name] = _mean(name, old, [updates[i] for i in voters], votes[name][voters] if name in votes else None)
     return out
+
+
+def _checked(updates: Iterable[Update], w: Mapping[str, Tensor]) -> list[Update]:
+    """The updates in a list; an error names what is wrong with one."""
+    if not isinstance(updates, Iterable) or isinstance(updates, Tensor):
+        raise TypeError(f"updates is {shown(updates)}; it must be a list of (tensors, index set, weight)")
+    updates = list(updates)
+    for update in updates:
+        fits = isinstance(update, tuple | list) and len(update) == 3
+        if not fits or not isinstance(update[0], Mapping) or not isinstance(update[1], IndexSet | Whole):
+            raise TypeError(f"an update is {shown(update)}; it must be (tensors, an index set or WHOLE, a weight)")
+        tensors, _, weight = update
+        number = isinstance(weight, Real) or (isinstance(weight, Tensor) and weight.dim() == 0 and weight.isreal())
+        if not number or not 0 <= weight < float("inf"):
+            raise ValueError(f"the weight of an update is {shown(weight)}; it must be a finite number, zero or more")
+        unknown = next((name for name in tensors if name not in w), None)
+        if unknown is not None:
+            raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
+    return updates
 
 
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:

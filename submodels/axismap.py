@@ -109,7 +109,7 @@ class AxisMap:
         cls, model: nn.Module, examples: Examples, declare: Mapping[str, str] | None = None, heads: str = "whole"
     ) -> "AxisMap":
         """The map of a model, read off runs of its examples; arguments as in `trace`."""
-        if heads not in ("whole", "dim"):
+        if not isinstance(heads, str) or heads not in ("whole", "dim"):
             raise ValueError(f"heads={shown(heads)} is unknown; use 'whole' (drop heads) or 'dim' (narrow heads)")
         declared = declare_axes(model, declare or {})
         run = trace(model, examples, declared, heads)

@@ -35,6 +35,7 @@ from submodels.step import (
     start_autograd,
     take_step,
 )
+from submodels.texts import shown
 
 MB = 2**20
 
@@ -161,10 +162,16 @@ def measure(
     return _measured(module, batch, rule, accumulate)
 
 
+def check_step(optimizer: str, batch_size: int, accumulate: int) -> None:
+    """Raise an error for a training step that cannot be taken."""
+    _checked(optimizer, batch_size)
+    _piece(batch_size, accumulate)
+
+
 def _piece(batch_size: int, accumulate: int) -> int:
     """The samples of the largest of so many pieces of a batch."""
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or not 1 <= accumulate <= batch_size:
-        raise ValueError(f"accumulate {accumulate!r} is not a whole number from 1 to batch_size {batch_size}")
+        raise ValueError(f"accumulate {shown(accumulate)} is not a whole number from 1 to batch_size {batch_size}")
     return -(-batch_size // accumulate)
 
 
@@ -206,10 +213,10 @@ def _input_bytes(batch: Batch) -> int:
 
 
 def _checked(optimizer: str, batch_size: int) -> _Optimizer:
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"unknown optimizer {optimizer!r}; choose one of {', '.join(OPTIMIZERS)}")
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {shown(optimizer)}; choose one of {', '.join(OPTIMIZERS)}")
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"batch_size {batch_size!r} is not a whole number of 1 or more")
+        raise ValueError(f"batch_size {shown(batch_size)} is not a whole number of 1 or more")
     return OPTIMIZERS[optimizer]
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from submodels.axes import Axis, concat, fixed, product
 from submodels.integers import Attribute, change_integers
 from submodels.skeleton import named_tensors
+from submodels.texts import shown
 from submodels.trace import Declared
 
 _TOKEN = re.compile(r"[()+]|[^\s()+]+")
@@ -42,6 +43,8 @@ def declare(model: nn.Module, patterns: Mapping[str, str]) -> Declared:
     Args:
         patterns: see the module's documentation. A pattern that matches nothing is an error.
     """
+    if not isinstance(model, nn.Module) or not isinstance(patterns, Mapping):
+        raise TypeError(f"declare takes a module and a table of patterns and got {shown(model)} and {shown(patterns)}")
     shapes = {name: tuple(x.shape) for name, x in named_tensors(model, aliases=True)}
     integers = _integers(model)
     sources = {".".join(map(str, source)).lstrip("."): source for source in integers}

@@ -9,12 +9,14 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
 from submodels.axismap import AxisMap, ChannelGroup
 from submodels.terms import owners
+from submodels.texts import shown
 
 Extractor = Callable[..., Tensor]
 
@@ -46,8 +48,10 @@ class Rolling:
     step: int | float = 1
 
     def __post_init__(self):
-        if not 0 < self.step < math.inf or (self.step >= 1 and int(self.step) != self.step):
-            raise ValueError(f"Rolling step {self.step} is neither a whole number of channels nor a fraction below 1")
+        number = isinstance(self.step, Real) and not isinstance(self.step, bool) and 0 < self.step < math.inf
+        if not number or (self.step >= 1 and int(self.step) != self.step):
+            given = shown(self.step)
+            raise ValueError(f"Rolling step {given} is neither a whole number of channels nor a fraction below 1")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         step = self.step if self.step >= 1 else self.step * group.size
@@ -60,6 +64,10 @@ class Random:
     """Federated Dropout: a fresh draw for every (seed, round, client, group), in ascending order."""
 
     seed: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.seed, Integral):  # it is hashed as a text, and nearly anything has one
+            raise TypeError(f"Random seed {shown(self.seed)} is not a whole number")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         key = f"{self.seed} {round} {client} {group.id}".encode()
@@ -77,6 +85,8 @@ class Importance:
     @classmethod
     def of(cls, model) -> "Importance":
         """The importance of every channel of a `ScalableModel` or `Submodel`, as its weights are now."""
+        if not isinstance(getattr(model, "axis_map", None), AxisMap):
+            raise TypeError(f"{shown(model)} has no channels to compare; give a ScalableModel or a Submodel")
         axis_map: AxisMap = model.axis_map
         scores = [torch.zeros(size, dtype=torch.float64) for size in model.sizes]
         for name, x in model.named_parameters():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from submodels.axismap import AxisMap
 from submodels.terms import Term, scales
+from submodels.texts import shown
 
 _MAX_BLOCKS = 64  # beyond this many rectangles an indexed copy is cheaper
 _SMALL_TENSOR = 8192  # up to this many numbers, cut along one axis, two rectangles are dearer than one indexed copy
@@ -93,10 +94,8 @@ class IndexSet:
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` with the kept part overwritten by ``tensor``, or with ``accumulate`` increased by it."""
         plan = self._plan(name, into)
-        if tuple(tensor.shape) != plan.part:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; this index set keeps a part of shape {plan.part}"
-            )
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != plan.part:
+            raise ValueError(f"{name} {_shape(tensor)}; this index set keeps a part of shape {plan.part}")
         if plan.blocks is None:
             return _scatter_indexed(plan.indexed, into, tensor.to(into.dtype), accumulate)
         for whole, part in plan.blocks:
@@ -109,7 +108,7 @@ class IndexSet:
     def mask(self, name: str) -> Tensor:
         """True where the sub-model has the coordinate; bool, of the whole tensor's shape."""
         mask = torch.ones((), dtype=torch.bool)
-        terms = self.axis_map.dims[name]
+        terms = self._terms(name)
         for i, term in enumerate(terms):
             line = torch.zeros(term.size(self.sizes), dtype=torch.bool)
             line[term.index(self.kept, self.sizes)] = True
@@ -118,6 +117,7 @@ class IndexSet:
 
     def overlap(self, other: "IndexSet") -> "IndexSet":
         """The channels that both keep, in this one's order."""
+        _check(other)
         if self.sizes != other.sizes:
             raise ValueError("index sets of different models have no overlap; compose them first")
         both = [a[torch.isin(a, b)] for a, b in zip(self.kept, other.kept, strict=True)]
@@ -125,11 +125,13 @@ class IndexSet:
 
     def compose(self, inner: "IndexSet") -> "IndexSet":
         """The index set of a sub-model of this sub-model, seen from outside."""
+        _check(inner)
         kept = tuple(outer[index] for outer, index in zip(self.kept, inner.kept, strict=True))
         return IndexSet(self.axis_map, kept, self.sizes)
 
     def within(self, outer: "IndexSet") -> "IndexSet":
         """This index set as seen from inside ``outer``, which must keep all its channels; `compose` undoes it."""
+        _check(outer)
         inner = []
         for group, kept, outside in zip(self.axis_map.groups, self.kept, outer.kept, strict=True):
             # Global channel -> its number inside ``outer``, -1 where that does not keep it.
@@ -140,16 +142,28 @@ class IndexSet:
             inner.append(position[kept])
         return IndexSet(self.axis_map, tuple(inner), outer.counts)
 
+    def _terms(self, name: str) -> tuple[Term, ...]:
+        if not isinstance(name, str) or name not in self.axis_map.dims:
+            raise ValueError(f"this model has no tensor {shown(name)}; it has {', '.join(self.axis_map.dims)[:200]}")
+        return self.axis_map.dims[name]
+
     def _plan(self, name: str, whole: Tensor) -> "_Plan":
-        terms = self.axis_map.dims[name]
+        terms = self._terms(name)
         plan = self._plans.get(terms)
         if plan is None:
             plan = self._plans[terms] = _plan(terms, self)
-        if tuple(whole.shape) != plan.whole:
-            raise ValueError(
-                f"{name} has shape {tuple(whole.shape)}; this index set cuts tensors of shape {plan.whole}"
-            )
+        if not isinstance(whole, Tensor) or tuple(whole.shape) != plan.whole:
+            raise ValueError(f"{name} {_shape(whole)}; this index set cuts tensors of shape {plan.whole}")
         return plan
+
+
+def _check(index: "IndexSet") -> None:
+    if not isinstance(index, IndexSet):
+        raise TypeError(f"{shown(index)} is no index set; give that of a sub-model, such as sub.index")
+
+
+def _shape(tensor: object) -> str:
+    return f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is a {type(tensor).__name__}"
 
 
 @dataclass(frozen=True)

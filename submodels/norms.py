@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from submodels.texts import shown
+
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -89,10 +91,12 @@ def recalibrate(
         >>> norm.running_mean, norm.running_var  # 3, and (9 + 1 + 1 + 9) / 3
         (tensor([3.]), tensor([6.6667]))
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"recalibrate takes a module and got {shown(module)}")
     norms = dict(_tracking(module))
     if not norms:
         return
-    if isinstance(batches, Tensor):
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         raise TypeError("recalibrate takes an iterable of batches; for a single one write recalibrate(module, [x])")
     device = device or next(iter(norms.values())).running_mean.device
     with _only_training(module, norms.values()), torch.no_grad(), _pooling(norms) as pooled:

@@ -1,7 +1,7 @@
 """ScalableModel: a model from which narrower models of the same kind are cut, and into which they are written back."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -14,13 +14,14 @@ from submodels.axismap import AxisMap, check_width
 from submodels.batch import Dims, find_batch, stated
 from submodels.budget import Budget, largest
 from submodels.calls import Call, examples_of, unwrapped
-from submodels.cost import Cost, count
+from submodels.cost import Cost, check_step, count
 from submodels.extractors import Extractor, Static, as_extractor
 from submodels.indexset import IndexSet
 from submodels.selfcheck import runnable
 from submodels.skeleton import holds_weights, named_tensors, on_meta
 from submodels.states import cut_call
 from submodels.template import Template
+from submodels.texts import shown
 from submodels.verify import Report, verify
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,9 @@ class ScalableModel:
             within: channels of every group of the sub-model to cut; those of the global model by default. ``width`` is
                 a fraction of the global model either way.
         """
+        for noun, value in (("round", round), ("client", client)):
+            if not isinstance(value, Integral):
+                raise TypeError(f"{noun} is {shown(value)}; it must be a whole number")
         own = self.sizes if within is None else tuple(within)
         if type(as_extractor(extractor)) is not Static:
             return self._remembered(_index(self.axis_map, own, width, extractor, round=round, client=client))
@@ -145,6 +149,7 @@ class ScalableModel:
 
     def template_of(self, counts: Sequence[int]) -> Template:
         """The template that keeps so many channels of every group; made once."""
+        _check_kind(counts, Sequence, "list of counts")
         counts = tuple(counts)
         if counts not in self._templates:
             sizes = self.sizes
@@ -156,6 +161,11 @@ class ScalableModel:
 
     def embed(self, tensors: Mapping[str, Tensor], index: IndexSet) -> dict[str, Tensor]:
         """Sub-model tensors in the global shape, zero outside the mask: the adjoint of `extract`."""
+        _check_kind(tensors, Mapping, "table of tensors")
+        _check_kind(index, IndexSet, "index")
+        stranger = next((name for name in tensors if name not in self.axis_map.dims), None)
+        if stranger is not None:
+            raise ValueError(f"{shown(stranger)} is no tensor of this model; give those of a sub-model, sub.tensors()")
         shapes = {name: self.axis_map.shape(name, index.sizes) for name in tensors}
         return {name: index.scatter_(name, x.new_zeros(shapes[name]), x) for name, x in tensors.items()}
 
@@ -192,6 +202,7 @@ class ScalableModel:
                 without such a dimension (of a whole graph, say) is priced on its example.
             optimizer, accumulate: one of `submodels.cost.OPTIMIZERS`, and the pieces in which a batch is run.
         """
+        check_step(optimizer, batch_size, accumulate)
         call = self.examples.calls[0]
         dims = self.batch_dims if batch_dim is None else stated(batch_dim, call)
         key = (self.axis_map.counts(width), batch_size, optimizer, dims, accumulate)
@@ -213,6 +224,8 @@ class ScalableModel:
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
         _check_kind(budget, Budget, "budget")
+        if not (widths is None or isinstance(widths, Iterable)) or isinstance(widths, str):
+            raise TypeError(f"widths is {shown(widths)}; it must be a list of numbers, such as [0.25, 1]")
         grid = self.axis_map.widths() if widths is None else list(widths)
         return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim, accumulate), budget, grid)
 

@@ -23,7 +23,7 @@ import torch
 from crash_points import differences, draw_quickly
 from tiny_run import tiny, without_what_others_test
 
-from hetperm.runs import experiment
+from hetperm.runs import experiment, output
 
 KINDS = {
     "sequential": {"engine": "sequential"},
@@ -82,7 +82,7 @@ def main() -> int:
     torch.set_num_threads(1)  # threads do not survive a fork
     runs, kills, wrong = Counter(), Counter(), Counter()
     with tempfile.TemporaryDirectory() as name, without_what_others_test():
-        experiment._draw = draw_quickly
+        output.draw = draw_quickly
         times = {}
         for kind in KINDS:
             if kind == "sequential":  # here, so that what is computed once is computed for all children

@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from submodels import AxisMap, Budget, Importance, Random, Rolling, ScalableModel, Static, zoo
+from submodels import (
+    WHOLE,
+    AxisMap,
+    Budget,
+    Importance,
+    Random,
+    Rolling,
+    ScalableModel,
+    Static,
+    average,
+    recalibrate,
+    zoo,
+)
 
 IMAGES = torch.zeros(modules.IMAGE)
 
@@ -232,12 +244,49 @@ def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs)
         (lambda s, x: s.template_of([0]), ValueError, "keep 1 or more of each"),
         (lambda s, x: s.template_of("a"), ValueError, "keep 1 or more of each"),
         (lambda s, x: s.template_of([]), ValueError, "keep 1 or more of each"),
+        (lambda s, x: s.template_of(8), TypeError, "the list of counts is a int"),
+        (lambda s, x: s.extract(0.5, round=""), TypeError, "round is ''; it must be a whole number"),
+        (lambda s, x: s.extract(0.5, Rolling(), client=[]), TypeError, "client is .*; it must be a whole number"),
+        (lambda s, x: s.extract(0.5, Random(object())), TypeError, "Random seed <object .* is not a whole number"),
+        (lambda s, x: Rolling(None), ValueError, "Rolling step None is neither"),
+        (lambda s, x: Importance.of(s.model), TypeError, "give a ScalableModel or a Submodel"),
+        (lambda s, x: s.embed(3, s.index(0.5)), TypeError, "the table of tensors is a int; it must be a Mapping"),
+        (lambda s, x: s.embed({}, None), TypeError, "the index is a NoneType; it must be a IndexSet"),
+        (lambda s, x: s.embed({"3.weight": x}, s.index(0.5)), ValueError, "'3.weight' is no tensor of this model"),
+        (lambda s, x: s.cost(0.5, {}), ValueError, "batch_size {} is not a whole number of 1 or more"),
+        (lambda s, x: s.cost(0.5, accumulate=[]), ValueError, r"accumulate \[\] is not a whole number from 1"),
+        (lambda s, x: s.cost(0.5, optimizer=[]), ValueError, r"unknown optimizer \[\]"),
+        (lambda s, x: s.fit(Budget(train_mb=1), widths=0.5), TypeError, "widths is 0.5; it must be a list of numbers"),
+        (lambda s, x: ScalableModel(s.model, x, heads=np.zeros(2)), ValueError, "heads=.* is unknown"),
+        (lambda s, x: AxisMap.declared(s.model, [1]), TypeError, "declare takes a module and a table of patterns"),
+        (lambda s, x: s.index(0.5).mask("3.weight"), ValueError, "no tensor '3.weight'; it has 0.weight, 0.bias,"),
+        (lambda s, x: s.index(0.5).gather([], x), ValueError, r"no tensor \[\]"),
+        (lambda s, x: s.index(0.5).gather("0.bias", [1]), ValueError, "0.bias is a list; this index set cuts tensors"),
+        (lambda s, x: s.index(0.5).scatter_("0.bias", torch.ones(8), 1), ValueError, "0.bias is a int; .* a part of"),
+        (lambda s, x: s.index(0.5).overlap(x), TypeError, "is no index set; give that of a sub-model"),
+        (lambda s, x: s.index(0.5).compose(None), TypeError, "None is no index set"),
+        (lambda s, x: s.index(0.5).within(None), TypeError, "None is no index set"),
+        (lambda s, x: average(x, []), TypeError, "w is tensor.*; it must be a table from names to tensors"),
+        (lambda s, x: average(s.tensors(), [], rows=[3]), TypeError, r"rows is \[3\]; it must be a table"),
+        (lambda s, x: average(s.tensors(), x), TypeError, "updates is tensor.*; it must be a list of"),
+        (lambda s, x: average(s.tensors(), [(s.tensors(), None, 1.0)]), TypeError, "an update is .*; it must be"),
+        (lambda s, x: average(s.tensors(), [(s.tensors(), WHOLE, None)]), ValueError, "weight of an update is None"),
+        (lambda s, x: recalibrate(x, [x]), TypeError, "recalibrate takes a module and got tensor"),
+        (lambda s, x: recalibrate(nn.BatchNorm1d(4), 3), TypeError, "recalibrate takes an iterable of batches"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(call, kind, message):
     x = torch.zeros(1, 4)
     with pytest.raises(kind, match=message):
         call(ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), x), x)
+
+
+def test_what_cannot_even_be_shown_is_named_by_its_kind():
+    class Shy:
+        def __repr__(self):
+            raise RuntimeError("not me")
+
+    _refused(ValueError, lambda: Rolling(Shy()), "Rolling step a Shy is neither")
 
 
 def test_a_model_that_fails_by_itself_is_refused_with_its_own_words():

@@ -374,6 +374,13 @@ def test_a_history_that_is_not_the_one_that_was_written_is_refused(saved, damage
     assert refusal(saved) == f"{saved} is a checkpoint with wrong contents ({wrong}); {REMEDY}"
 
 
+def test_a_folder_or_a_pipe_in_the_place_of_a_history_is_refused(saved):
+    history_file(saved).unlink()
+    history_file(saved).mkdir()
+    wrong = "its history perm.jsonl is no file"
+    assert refusal(saved) == f"{saved} is a checkpoint with wrong contents ({wrong}); {REMEDY}"
+
+
 def test_a_history_that_is_cut_while_a_run_is_writing_is_noticed(saved):
     writer = Writer(saved, load(saved).history)
     history_file(saved).unlink()

@@ -130,6 +130,20 @@ def test_the_command_prints_tables_and_writes_a_page_that_may_be_written_again(t
         assert page.is_file()
 
 
+def test_files_that_were_changed_are_named_those_of_seeds_too(tmp_path, caplog, capsys):
+    runs = [tmp_path / name for name in ("one", "two")]
+    for run in runs:
+        write_sweep(run)
+        for folder in (run, *run.glob("seed-*")):
+            files.write_checksums(folder)
+    assert guarded(command.main, [*map(str, runs)]) == 0 and not caplog.records
+    (seed, *_) = sorted(runs[1].glob("seed-*"))
+    (seed / "clients.csv").write_text((seed / "clients.csv").read_text().replace("0.", "0.0"))
+    assert guarded(command.main, [*map(str, runs)]) == 0
+    said = f"not as the run wrote it, going by checksums.txt: {seed.name}/clients.csv"
+    assert caplog.messages == [f"{runs[1]}: {said}"]
+
+
 def test_hostile_names_of_folders_stay_text(two, tmp_path):
     evil = two[1].rename(tmp_path / "<img src=x>&")
     page = Page(render(compare([two[0], evil])))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetperm.checks import checked, hints_of
-from hetperm.config import FIELDS, KEYS, SHIPPED, Config, check_field, find, load
+from hetperm.config import FIELDS, KEYS, SHIPPED, Config, check_field, find, load, read
 
 
 def written(folder: Path, text: str) -> Path:
@@ -173,6 +173,7 @@ BAD = [
     ({"dataset": ""}, "dataset is ''; it must be a name, in quotes"),
     ({"download": 1}, "download is 1; it must be true or false"),
     ({"data_dir": 3}, "data_dir is 3; it must be a path, in quotes"),
+    ({"out": "a\0b"}, r"out is 'a\x00b'; it must be a path, in quotes"),
     ({"model_options": 3}, "model_options is 3; it must be a table of options"),
     ({"model_options": {3: 4}}, "model_options has the key 3; it must be the name of an option, in quotes"),
     ({"model_options": {"act": None}}, "model_options: act is None; it must be a finite number, a text, true, false"),
@@ -279,3 +280,5 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
         load(path)
+    with pytest.raises(ValueError, match="is no file; a configuration is a TOML file"):  # or a pipe, which never ends
+        read(tmp_path)

@@ -56,6 +56,16 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         files.create(tmp_path / "file" / "run")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_it_is_needed(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot make the folder .*run \(Not a directory\); name another with --out"):
+        files.run_folder(tmp_path / "file" / "deep" / "run", "")
+    assert files.run_folder(tmp_path / "deep" / "run", "") == tmp_path / "deep" / "run"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(OSError, match=r"cannot make the folder .*run \(Permission denied\); name another with --out"):
+        files.run_folder(tmp_path / "deep" / "run", "")
+
+
 def test_a_file_is_there_whole_or_as_it_was(tmp_path):
     path = tmp_path / "x.txt"
     files.write(path, "old")
@@ -264,7 +274,16 @@ def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch")
     assert not files.is_whole(tmp_path)
     (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "timing.json").write_text("[" * 100_000)
+    assert not files.is_whole(tmp_path)
     (tmp_path / "timing.json").unlink()
+    assert not files.is_whole(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    files.write_checksums(tmp_path)
+    os.mkfifo(tmp_path / "timing.json")
     assert not files.is_whole(tmp_path)
 
 

@@ -377,6 +377,8 @@ def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
         replace(result, folder=None).join(finished[1][0])
 
 
-def test_what_is_no_folder_is_refused():
+def test_what_is_no_folder_or_no_client_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"^the client is 3; wrap its shard: hetperm.Client"):
+        join.join(tmp_path, 3)
     with pytest.raises(TypeError, match=r"^the folder is b'x'; it must be a path$"):
         join.join(b"x", None)

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
     "server": "engine.task device mixing params state client shards randomness",
     "algorithms": "server engine.task device mixing params state client randomness",
-    "methods": "algorithms server.federation params config advice",
+    "methods": "algorithms server.federation params config advice texts",
     "metrics": "advice texts",
     "data": "client shards randomness advice memory texts",
     "report": "texts",  # reads the files of a run and nothing else

@@ -84,6 +84,8 @@ FORGERIES = {
     "the time it took": lambda saved: replace(saved, extra=saved.extra | {"seconds": "long"}),
     "the mixing weights": lambda saved: replace(saved, state=replace(saved.state, alpha=torch.eye(5))),
     "the models": lambda saved: replace(saved, state=replace(saved.state, v=())),
+    "the global model": lambda saved: replace(saved, state=replace(saved.state, w={})),
+    "the history": lambda saved: replace(saved, history=({},) * len(saved.history)),
     "the scores": lambda saved: replace(saved, extra=saved.extra | {"score": [0.5]}),
 }
 
@@ -93,9 +95,28 @@ def whole_numbers(saved: checkpoint.Saved) -> checkpoint.Saved:
     return replace(saved, state=replace(saved.state, v=v))
 
 
-@pytest.mark.parametrize(
-    ("part", "forge"), [*FORGERIES.items(), ("the models", whole_numbers)], ids=[*FORGERIES, "other numbers"]
-)
+def no_tail(saved: checkpoint.Saved) -> checkpoint.Saved:
+    return replace(saved, state=replace(saved.state, tail=None))
+
+
+def no_numbers(saved: checkpoint.Saved) -> checkpoint.Saved:
+    w = {name: x * torch.nan for name, x in saved.state.w.items()}
+    return replace(saved, state=replace(saved.state, w=w))
+
+
+def words(saved: checkpoint.Saved) -> checkpoint.Saved:
+    return replace(saved, history=tuple(row | {"loss_mean": "x"} for row in saved.history))
+
+
+OTHERS = {
+    "other numbers": ("the models", whole_numbers),
+    "no tail average": ("the models", no_tail),
+    "no numbers": ("the global model", no_numbers),
+    "words": ("the history", words),
+}
+
+
+@pytest.mark.parametrize(("part", "forge"), [*FORGERIES.items(), *OTHERS.values()], ids=[*FORGERIES, *OTHERS])
 def test_a_checkpoint_that_does_not_fit_its_run_is_refused(part, forge, copied, capsys):
     path = copied / "checkpoint" / "perm.safetensors"
     checkpoint.save(path, forge(checkpoint.load(path)))

@@ -8,7 +8,7 @@ from hetperm.runs import placement
 from hetperm.runs.setting import from_config
 
 
-@pytest.mark.parametrize("name", ["tpu", "cpu:7"])
+@pytest.mark.parametrize("name", ["tpu", "cpu:7", "meta", "hpu:0"])
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(ValueError, match=f"device '{name}' is not there; use 'auto' or 'cpu'"):
         placement.device_of(name)

@@ -84,6 +84,8 @@ def test_what_is_no_algorithm_is_refused():
         hetperm.register_algorithm("warm", local_only, dict)
     with pytest.raises(ValueError, match="algorithm 'epochs': files have a key of that name"):
         hetperm.register_algorithm("epochs", local_only)
+    with pytest.raises(TypeError, match="algorithm 'warm': defaults is 3; it must be a table of options, or None"):
+        hetperm.register_algorithm("warm", local_only, defaults=3)
     with pytest.raises(ValueError, match="'cold' of the defaults is no option of Warm"):
         hetperm.register_algorithm("warm", local_only, Warm, defaults={"cold": 1})
 
@@ -127,9 +129,32 @@ def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
     hetperm.register_model("mine", lambda **sizes: 3)
     with pytest.raises(ValueError, match="model 'mine' returned 3; it must be of Module"):
         zoo.build("mine", in_channels=1, num_classes=2, image_size=None)
+    hetperm.register_model("mine", lambda **sizes: torch.nn.Linear(60, 2, device="meta"))
+    with pytest.raises(ValueError, match="weight of the model is on the meta device, which holds no numbers"):
+        hetperm.run(hetperm.Config(dataset="synthetic", model="mine", num_clients=2, capacity_profile="homogeneous"))
     hetperm.register_algorithm("mine", lambda *parts: None)
     with pytest.raises(ValueError, match="algorithm 'mine' returned None; it must be of Algorithm"):
         METHODS["mine"].make(None, None, None)
+
+
+CLIENT = hetperm.Client((torch.rand(4, 2), torch.arange(4) % 2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"clients": ()}, r"a data set has the clients \(\); it must have some, each a Client"),
+        ({"clients": [3]}, r"a data set has the clients \[3\]"),
+        ({"in_channels": 0}, "in_channels of a data set is 0; it must be a whole number of at least 1"),
+        ({"num_classes": "two"}, "num_classes of a data set is 'two'"),
+        ({"name": "a\x1b[2J"}, "a data set is named .*; it must be a text without control characters"),
+        ({"class_names": ("a",)}, "mine has 2 classes and names 1 of them"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(fields, sentence):
+    sizes = {"clients": (CLIENT,), "in_channels": 2, "num_classes": 2, "image_size": None, "name": "mine"}
+    with pytest.raises(ValueError, match=sentence):
+        hetperm.data.Problem(**sizes | fields)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +249,7 @@ def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
         ("--algorithm qqqqqq", "--plugins FILE.py adds others"),
         ("--option ditto", "--option: 'ditto' is not NAME.KEY=VALUE, such as ditto.prox=0.5"),
         ("--option dito.prox=1", "unknown algorithm 'dito'; did you mean 'ditto'?"),
-        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be a number of at least 0"),
+        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be 0 or a number from 1e-12 to 1e38"),
         ("--option model.hiden=3", "model 'mlp' does not take these model_options"),
         ("--metric acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'?"),
         ("--metric dice", "digits does not go with --model mlp and --metric dice; change one of them"),

@@ -154,7 +154,7 @@ def test_options_that_the_model_cannot_be_built_with_are_refused(options):
 
 
 def test_a_mask_that_leaves_every_client_one_answer_is_said_to_teach_nothing(caplog):
-    x = torch.zeros(4, 3)
+    x = torch.rand(4, 3)
     pairs = [(x, torch.full((4,), label)) for label in (0, 1)]
     own(nn.Linear(3, 2), [Client(pair) for pair in pairs], label_mask=True)
     assert "each client can only answer its one class: every model is right untrained" in caplog.text
@@ -167,3 +167,12 @@ def test_a_mask_that_leaves_every_client_one_answer_is_said_to_teach_nothing(cap
 def test_a_single_class_is_said_to_teach_nothing(caplog):
     own(nn.Linear(3, 2), [Client((torch.zeros(4, 3), torch.ones(4, dtype=torch.long)))])
     assert "all training samples are of class 1: every model is right" in caplog.text
+
+
+def test_samples_that_are_all_the_same_are_said_to_teach_nothing(caplog):
+    y = torch.tensor([0, 1, 0, 1])
+    own(nn.Linear(3, 2), [Client((torch.ones(4, 3), y)), Client((torch.ones(4, 3), y))])
+    assert "all training samples are the same: nothing can be learned from them" in caplog.text
+    caplog.clear()
+    own(nn.Linear(3, 2), [Client((torch.ones(4, 3), y)), Client((torch.tensor([[1.0, 1.0, 2.0]]).expand(4, 3), y))])
+    assert caplog.text == ""

@@ -30,6 +30,8 @@ def main(args: Sequence[str]) -> None:
     from hetperm.runs import files
 
     found = compare.compare(folders)
+    for folder in folders:
+        files.warn_of_altered(folder)
     target = out or _beside(folders)
     _check(target)
     say(terminal(compare.run_grid(found)))

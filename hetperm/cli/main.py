@@ -50,7 +50,6 @@ from. Five things to do:
 
 hetperm --help lists all commands.
 In Python: hetperm.fit(model, clients, config)"""
-log = logging.getLogger(__name__)
 LONGEST = 200  # characters of a command line that are shown in an error
 LONGEST_ERROR = 1000  # characters of an error
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
@@ -70,9 +69,7 @@ def report(args: Sequence[str]) -> None:
 
     path = Path(args[0]) / page.NAME
     content = page.render(args[0])
-    changed = [name for name in files.altered(path.parent) if name != page.NAME]
-    if changed:
-        log.warning("not as the run wrote it, going by %s: %s", files.CHECKSUMS, ", ".join(changed))
+    files.warn_of_altered(path.parent)
     files.write(path, content)
     say(f"written to {path}")
 

@@ -22,6 +22,7 @@ from hetperm.data.views import StoredViews, Views, bound
 from hetperm.memory import GB, available_bytes
 from hetperm.randomness import generator_for
 from hetperm.shards import Stored, size_of, taken
+from hetperm.texts import printable, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,17 @@ class Problem:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     metric: str = "accuracy"
     partition: str | None = None
+
+    def __post_init__(self):
+        if not self.clients or not all([isinstance(client, Client) for client in self.clients]):
+            raise ValueError(f"a data set has the clients {shown(self.clients)}; it must have some, each a Client")
+        for label, value in (("in_channels", self.in_channels), ("num_classes", self.num_classes)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{label} of a data set is {shown(value)}; it must be a whole number of at least 1")
+        if not isinstance(self.name, str) or not self.name or printable(self.name) != self.name:
+            raise ValueError(f"a data set is named {shown(self.name)}; it must be a text without control characters")
+        if len(self.class_names) not in (0, self.num_classes):
+            raise ValueError(f"{self.name} has {self.num_classes} classes and names {len(self.class_names)} of them")
 
     @property
     def groups(self) -> tuple[int, ...] | None:

@@ -184,6 +184,8 @@ def _history(path: Path, stated: Mapping[str, Any]) -> tuple[dict[str, Any], ...
     if not stated["rows"]:
         return ()
     file = history_file(path)
+    if file.exists() and not file.is_file():  # a pipe would wait for ever
+        raise ValueError(f"its history {file.name} is no file")
     try:
         with open(file, "rb") as lines:
             raw = lines.read(stated["bytes"])

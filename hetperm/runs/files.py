@@ -10,6 +10,7 @@ import errno
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import secrets
@@ -27,6 +28,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+log = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 CHECKSUMS = "checksums.txt"
@@ -56,10 +59,19 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
             raise FileExistsError(f"{out} exists; name another folder with --out{go_on}")
         if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
+        _check_place(out)
         return out
     latest = _highest_number(name)
     number = latest if resume and latest else latest + 1
     return RUNS / (name if number == 1 else f"{name}-{number}")
+
+
+def _check_place(out: Path) -> None:
+    """Raise an error if the folder could not be made: some commands make it after an hour of measuring."""
+    above = next(parent for parent in out.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+        raise OSError(f"cannot make the folder {out} ({reason}); name another with --out")
 
 
 def _highest_number(name: str) -> int:
@@ -359,18 +371,33 @@ def is_whole(folder: Path) -> bool:
 
 
 def altered(folder: Path) -> list[str]:
-    """The files that are not as the run wrote them, or are gone; none if it was never finished."""
-    path = folder / CHECKSUMS
-    if not path.is_file():
-        return []
-    stated, now = path.read_text(errors="replace").splitlines(), _checksums(folder).splitlines()
-    return sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}})
+    """The files that are not as the run wrote them, or are gone, those of its seeds too; none if it was not finished.
+
+    Reports do not count: they are written again from the other files.
+    """
+    names = []
+    for run in (folder, *sorted(folder.glob("seed-*"))):
+        path = run / CHECKSUMS
+        if path.is_file():
+            stated, now = path.read_text(errors="replace").splitlines(), _checksums(run).splitlines()
+            found = sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}} - {"report.html"})
+            names += [(run / name).relative_to(folder).as_posix() for name in found]
+    return names
+
+
+def warn_of_altered(folder: Path) -> None:
+    """Warn of files that are not as the run wrote them: figures may be of something else."""
+    names = altered(folder)
+    if names:
+        log.warning("%s: not as the run wrote it, going by %s: %s", folder, CHECKSUMS, ", ".join(names))
 
 
 def _is_json(path: Path) -> bool:
+    if not path.is_file():  # a pipe would wait for ever, and a device has no end
+        return False
     try:
         json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return True
 

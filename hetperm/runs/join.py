@@ -117,6 +117,8 @@ def join(
     """
     if not isinstance(folder, str | Path):
         raise TypeError(f"the folder is {shown(folder)}; it must be a path")
+    if not isinstance(client, Client):
+        raise TypeError(f"the client is {shown(client)}; wrap its shard: hetperm.Client(train=(x, y))")
     folder = Path(folder)
     _check_folder(folder)
     with files.locked(folder):

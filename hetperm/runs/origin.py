@@ -64,12 +64,16 @@ def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
     is_diverged = DIVERGED in extra
     fits = {
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
+        "the history": [row.get("epoch") for row in saved.history] == list(range(1, len(saved.history) + 1))
+        and not any([isinstance(value, str) for row in saved.history for value in row.values()]),
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
         "the mixing weights": (is_diverged or not METHODS[method].mixes)
         if state.alpha is None
         else _is_mixing(state.alpha, count),
-        "the global model": is_diverged or METHODS[method].one_size or _alike(state.w, setting.start),
+        "the global model": is_diverged
+        or METHODS[method].one_size
+        or (_alike(state.w, setting.start) and (not METHODS[method].mixes or state.w.keys() >= setting.start.keys())),
         "the models": is_diverged or _models_fit(state, setting, method),
         "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
     }
@@ -83,9 +87,9 @@ def _is_mixing(alpha: Tensor, count: int) -> bool:
 
 
 def _alike(model: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> bool:
-    """Whether what a model has in common with the start has its shapes and types."""
+    """Whether what a model has in common with the start has its shapes and types, and is finite."""
     pairs = [(x, start[name]) for name, x in model.items() if name in start]
-    return all([(x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs])
+    return all([(x.shape, x.dtype) == (y.shape, y.dtype) and bool(x.isfinite().all()) for x, y in pairs])
 
 
 def _models_fit(state: State, setting: Setting, method: str) -> bool:
@@ -94,6 +98,8 @@ def _models_fit(state: State, setting: Setting, method: str) -> bool:
         return True
     benches = [setting.shop.at(width) for width in setting.model_widths(method)]
     wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
+    if state.tail is None and state.tail_count:
+        return False
     models = [state.v] if state.tail is None else [state.v, state.tail]
     if not all([bool(x.isfinite().all()) for v in models for one in v for x in one.values()]):
         return False

@@ -24,9 +24,11 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cpu" and device.index:
             raise RuntimeError("a machine has one CPU device")
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
         # A name can be valid and the device missing; only an allocation shows it.
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
     return device
 
@@ -44,6 +46,9 @@ def one_thread() -> Iterator[None]:
 
 def placed(model: nn.Module, config: Config) -> nn.Module:
     """The model on the device and in the precision of a run."""
+    for name, p in model.named_parameters():
+        if p.is_meta:
+            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
     return model.to(device_of(config.device), getattr(torch, config.dtype))
 
 

@@ -14,7 +14,7 @@ from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
 from hetperm.metrics import Metric
-from hetperm.shards import Inputs, Shard, Stored, first, known_labels, mapped, read
+from hetperm.shards import Inputs, Shard, Stored, batches_of, first, known_labels, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -101,13 +101,24 @@ def check_labels(clients: Sequence[Client], loss: Loss) -> None:
         log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
 
 
+def check_inputs(clients: Sequence[Client]) -> None:
+    """Warn if all training samples of all clients are the same; stored samples are not read for that."""
+    for client in clients:
+        if isinstance(client.train, Stored):
+            return
+        for x, _ in batches_of(client.train, 64):
+            like, _ = read(first(clients[0].train, 1))
+            if not isinstance(x, Tensor) or x.shape[1:] != like.shape[1:] or not torch.equal(x, like.expand_as(x)):
+                return  # nearly always in the first batch of the first client
+    if sum(client.n_train for client in clients) > 1:
+        log.warning("all training samples are the same: nothing can be learned from them")
+
+
 def check_weights(model: nn.Module) -> None:
     """Raise an error if a user's model has weights that cannot be copied or trained."""
     for name, p in model.named_parameters():
         if isinstance(p, nn.UninitializedParameter):
             raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
-        if p.is_meta:
-            raise ValueError(f"{name} of the model is on the meta device, which holds no numbers; build it on the CPU")
         if not p.is_floating_point():
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
 

@@ -323,6 +323,7 @@ def _setting(
     clients = tuple(_numbered(clients))
     rehearsal.check_samples(clients, model, config)
     rehearsal.check_labels(clients, shop.loss)
+    rehearsal.check_inputs(clients)
     rehearsal.check_images(clients, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
