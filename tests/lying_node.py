@@ -8,7 +8,8 @@ from flower_loopback import changed, tasks_in
 
 from hetperm.device import packet
 from hetperm.federated.fleet import Address, attend
-from hetperm.federated.places import node_from_folder, node_place
+from hetperm.federated.node import from_folder
+from hetperm.federated.places import node_place
 
 LIES = {
     "nan": lambda x: torch.full_like(x, torch.nan),
@@ -20,7 +21,7 @@ LIES = {
 def main(folder: Path, lie: str) -> None:
     """Answer as a node, but change every tensor of every answer."""
     torch.set_num_threads(1)
-    node, place = node_from_folder(folder), node_place(folder)
+    node, place = from_folder(folder), node_place(folder)
 
     def handle(content: bytes) -> bytes:
         answer = node.handle(content)

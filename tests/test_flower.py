@@ -343,6 +343,12 @@ def test_a_node_refuses_a_packet_that_is_too_large_and_one_that_came_before_with
     assert [record.message.startswith("refused: BadPacket: ") for record in caplog.records] == [True, True]
 
 
+def test_a_packet_is_replayed_also_if_other_servers_came_in_between(tmp_path):
+    one, table = node(tmp_path), {"kind": "tasks", "number": 1, "setup_id": "x", "tasks": []}
+    kinds = [asked(one, table | {"server": server})["kind"] for server in ("a", "b", "a", "b")]
+    assert kinds == ["need", "need", "refused", "refused"]
+
+
 def test_the_message_of_an_error_does_not_leave_the_device(tmp_path, caplog):
     config = small(tmp_path)
     nodes = nodes_of(config)
