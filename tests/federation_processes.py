@@ -141,7 +141,7 @@ def test_four_methods_end_with_the_bits_of_a_simulation(place, nodes, tmp_path):
         kept = place / "nodes" / str(k) / "models" / name
         assert kept.read_bytes() == (simulation.folder / "models" / name).read_bytes()
     new = {address for address in heard - before if address.endswith(f":{PORT}")}
-    print("listening while it ran:", sorted(heard - before))
+    print("listening before:", sorted(before), "and while it ran:", sorted(heard - before))
     assert new == {f"127.0.0.1:{PORT}"}
     assert not [address for address in heard - before if re.match(r"(0\.0\.0\.0|\*|\[::\]):", address)]
     print("\n".join(local.costs(run)))
@@ -186,25 +186,47 @@ def simulated(place, tmp_path_factory):
     return experiment.run(config_of(place, out=tmp_path_factory.mktemp("plain") / "run"))
 
 
+def odd_node(place: Path, k: int, what: str) -> subprocess.Popen:
+    """Start a node that lies, or is slow."""
+    return subprocess.Popen([sys.executable, str(LIAR), str(place / "nodes" / str(k)), what])
+
+
 def test_a_node_that_is_killed_in_a_visit_and_comes_back_costs_nothing(place, nodes, simulated):
-    watch = Watch(visit_at(1), lambda: restart(place, nodes, 1))
+    end(nodes, 1)
+    nodes[1] = odd_node(place, 1, "slow")
+    working, killed = place / "nodes" / "1" / "working", []
+
+    def kill() -> None:
+        until = time.monotonic() + 400
+        while not working.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        killed.append(working.exists())
+        restart(place, nodes, 1)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    watch = Watch()
     run = served(place, "killed", watch, deadline=200.0, patience=200.0)
-    assert watch.of("restarted") and not watch.of("absent")
+    thread.join()
+    assert killed == [True]  # in the midst of a visit
+    assert watch.of("restarted")[0]["host"] == 1 and not watch.of("absent")
+    assert " at host 1: it was restarted" in watch.of("failed")[0]["detail"]
     assert same(final(run, "perm"), simulated.state)
 
 
 def test_a_node_that_is_stopped_past_the_deadline_is_absent_and_comes_back(place, nodes):
-    def stop():
+    def stop() -> None:
         nodes[2].send_signal(signal.SIGSTOP)
-        threading.Timer(60, lambda: nodes[2].send_signal(signal.SIGCONT)).start()
+        watch.fits = lambda event: event["event"] == "absent" and event["host"] == 2
+        watch.then = lambda: nodes[2].send_signal(signal.SIGCONT)
 
     watch = Watch(visit_at(2), stop)
-    run = served(place, "stopped", watch, deadline=30.0, changes={"epochs": 4, "steps": 120})
-    assert "no answer within 30 s" in watch.of("absent")[0]["detail"]
-    table = json.loads((run / "federation.json").read_text())
-    # Hosts are numbered in the order in which they came, which need not be that of the processes.
-    assert sum(node["events"].get("absent", 0) for node in table["nodes"]) >= 1
-    nodes[2].send_signal(signal.SIGCONT)
+    run = served(place, "stopped", watch, deadline=45.0, changes={"epochs": 6, "steps": 180})
+    assert [(event["host"], event["detail"]) for event in watch.of("absent")] == [(2, "no answer within 45 s")]
+    (back,) = [k for k, event in enumerate(watch.seen) if event["event"] == "back" and event["host"] == 2]
+    assert [event for event in watch.seen[back:] if event["event"] == "done" and event["host"] == 2]
+    told = json.loads((run / "federation.json").read_text())["nodes"][2]
+    assert told["events"]["absent"] == 1 and "no answer within 45 s" in told["reasons"][-1] and not told["absent_now"]
 
 
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(place, nodes, simulated):
@@ -228,19 +250,22 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(place, nodes, simula
     assert same(final(run, "perm"), simulated.state)
 
 
-@pytest.mark.parametrize("lie", ["nan", "shape", "width"])
+LIES = {"nan": "not finite", "shape": "was due", "width": "was due", "garbage": "the message cannot be read"}
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_a_node_that_lies_is_left_out_and_the_run_ends(place, nodes, lie):
     end(nodes, 3)
-    liar = subprocess.Popen([sys.executable, str(LIAR), str(place / "nodes" / "3"), lie])
-    watch = Watch()
+    liar, watch = odd_node(place, 3, lie), Watch()
     try:
         run = served(place, f"lie-{lie}", watch, tries=2, changes={"steps": 20, "epochs": 1})
     finally:
         liar.kill()
         liar.wait()
         nodes[3] = local.start_node(place, 3)
-    assert watch.of("absent")[0]["host"] == 3
-    assert json.loads((run / "federation.json").read_text())["nodes"][3]["reasons"]
+    assert watch.of("absent")[0]["host"] == 3 and {event["host"] for event in watch.of("failed")} == {3}
+    reasons = json.loads((run / "federation.json").read_text())["nodes"][3]["reasons"]
+    assert all([LIES[lie] in reason for reason in reasons]), reasons
     state = final(run, "perm")
     assert all([bool(x.isfinite().all()) for v in state.deployed for x in v.values()])
 
@@ -311,6 +336,34 @@ def test_a_body_that_is_too_large_is_refused_with_one_line_before_it_is_read(pla
         assert wire.recv(4096).startswith(b"HTTP/1.1 413")
     said = (server.folder / LOG).read_bytes()[begin:].decode()
     assert said.count("refused /v1/fleet/push-object from 127.0.0.1: a body of 1,099,511,627,776 bytes") == 1
+
+
+def test_a_node_refuses_replayed_and_oversized_packets_and_nonsense_with_one_line_each(place, nodes):
+    app, log = place / "server" / "app" / "hetperm_app.py", place / "nodes" / "0" / "node.log"
+    for k in nodes:
+        end(nodes, k)
+    nodes[0] = local.start_node(place, 0, "--largest-mb", "1")
+    honest, begin, watch = app.read_text(), log.stat().st_size, Watch()
+    app.write_text(
+        f"import sys\n\nsys.path.insert(0, {str(LIAR.parent)!r})\nfrom hostile_server import client, server\n"
+    )
+    try:
+        served(place, "hostile", watch)
+    finally:
+        app.write_text(honest)
+        end(nodes, 0)
+        for k in nodes:
+            nodes[k] = local.start_node(place, k)
+    first, second, large, last = [event["detail"] for event in watch.of("answered")]
+    assert first.startswith("need") and "replayed" in second and "larger than the 1,048,576" in large
+    assert last.startswith("pong")  # whatever came, the node lives
+    said = log.read_bytes()[begin:].decode()
+    lines = [
+        "refused a message: a message without a packet",
+        "is replayed",
+        "larger than the 1,048,576 that are allowed",
+    ]
+    assert [said.count(line) for line in lines] == [1, 1, 1]
 
 
 def test_an_expired_certificate_is_refused_with_one_line_by_the_server_and_by_nodes(place, nodes):
