@@ -130,7 +130,8 @@ def test_a_node_that_is_killed_in_a_visit_and_comes_back_costs_nothing(place, no
     thread.join()
     assert killed == [True]  # in the midst of a visit
     assert watch.of("restarted")[0]["host"] == 1 and not watch.of("absent")
-    assert " at host 1: it was restarted" in watch.of("failed")[0]["detail"]
+    # Lost if Flower misses its heartbeat first, restarted if it is back before that.
+    assert re.search(r" at host 1: it was (lost|restarted)", watch.of("failed")[0]["detail"])
     assert same(final(run, "perm"), simulated.state)
 
 
