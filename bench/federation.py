@@ -4,7 +4,7 @@
 
 The same job runs twice: with barriers (a round after the other, one job a packet, every tensor sent) and as it is. The
 seconds of a job are those from sending to answer, and depend on the machine and its load. CPU seconds of each process,
-from the first task to the end of the run, depend on the load much less. Linux only: they are read from /proc.
+from the first task to the last epoch, depend on the load much less. Linux only: they are read from /proc.
 """
 
 import argparse
