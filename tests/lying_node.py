@@ -1,14 +1,20 @@
-"""A node process that lies: ``lying_node.py FOLDER nan|shape|width``."""
+"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow``.
+
+``slow`` never answers a visit; it leaves a file named ``working`` in the folder when it is in the midst of one.
+"""
 
 import sys
+import time
 from pathlib import Path
 
 import torch
 from flower_loopback import changed, tasks_in
+from flwr.app import ConfigRecord, RecordDict
 
 from hetperm.device import packet
-from hetperm.federated.fleet import Address, attend
-from hetperm.federated.places import node_from_folder, node_place
+from hetperm.federated import fleet
+from hetperm.federated.node import from_folder
+from hetperm.federated.places import node_place
 
 LIES = {
     "nan": lambda x: torch.full_like(x, torch.nan),
@@ -17,17 +23,37 @@ LIES = {
 }
 
 
+class Garbage(ConfigRecord):
+    """A record whose content Flower cannot read, under a head that it accepts."""
+
+    def deflate(self) -> bytes:
+        body = b"not protobuf"
+        return f"ConfigRecord  {len(body)}\0".encode() + body
+
+
+def garbage_of(content: bytes) -> RecordDict:
+    """The content of a message; that of an answer with tensors is not to be read."""
+    return RecordDict({"packet": Garbage({"packet": content})}) if tasks_in(content) else plain(content)
+
+
+plain = fleet.content_of
+
+
 def main(folder: Path, lie: str) -> None:
     """Answer as a node, but change every tensor of every answer."""
     torch.set_num_threads(1)
-    node, place = node_from_folder(folder), node_place(folder)
+    node, place = from_folder(folder), node_place(folder)
+    if lie == "garbage":
+        fleet.content_of = garbage_of
 
     def handle(content: bytes) -> bytes:
+        if lie == "slow" and " at host " in str(packet.read(content)[0].get("tasks")):
+            (folder / "working").touch()
+            time.sleep(3600)
         answer = node.handle(content)
-        table, _ = packet.read(answer)
-        return changed(answer, LIES[lie]) if table["kind"] == "answer" and tasks_in(answer) else answer
+        return changed(answer, LIES[lie]) if lie in LIES and tasks_in(answer) else answer
 
-    attend(handle, Address(place.server, place.certificate, place.key))
+    fleet.attend(handle, fleet.Address(place.server, place.certificate, place.key))
 
 
 if __name__ == "__main__":

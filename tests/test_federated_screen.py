@@ -33,8 +33,14 @@ def test_the_screen_says_who_is_connected_who_trains_what_and_the_accuracy_so_fa
 
 def test_elsewhere_there_is_a_line_for_everything_that_matters(capsys):
     lines = Lines()
+    lines({"event": "starting", "detail": "starting the server on 127.0.0.1:8000"})
     for event in (JOINED, SETTLED, {"event": "sent", "host": 1, "detail": "x"}):
         lines(event)
     lines({"event": "failed", "host": 1, "detail": "epoch 0: it was lost"})
     said = [line.partition(" s  ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["client 7: 30 samples joined", "digits; mlp", "client 9 failed: epoch 0: it was lost"]
+    assert said == [
+        "starting the server on 127.0.0.1:8000",
+        "client 7: 30 samples joined",
+        "digits; mlp",
+        "client 9 failed: epoch 0: it was lost",
+    ]

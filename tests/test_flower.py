@@ -343,6 +343,12 @@ def test_a_node_refuses_a_packet_that_is_too_large_and_one_that_came_before_with
     assert [record.message.startswith("refused: BadPacket: ") for record in caplog.records] == [True, True]
 
 
+def test_a_packet_is_replayed_also_if_other_servers_came_in_between(tmp_path):
+    one, table = node(tmp_path), {"kind": "tasks", "number": 1, "setup_id": "x", "tasks": []}
+    kinds = [asked(one, table | {"server": server})["kind"] for server in ("a", "b", "a", "b")]
+    assert kinds == ["need", "need", "refused", "refused"]
+
+
 def test_the_message_of_an_error_does_not_leave_the_device(tmp_path, caplog):
     config = small(tmp_path)
     nodes = nodes_of(config)
@@ -400,3 +406,25 @@ def test_a_node_that_comes_late_gets_its_row_at_the_next_estimate(tmp_path):
     assert record.counts[3]["back"] == 1
     assert float(states[0].alpha.to_dense()[0, 3]) == 0.0
     assert float(states[-1].alpha.to_dense()[:3, 3].sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "classes", "reason"),
+    [
+        (0, 10, "another node is client 0"),
+        (9, 10, "it says that it is client 9, and the run has none"),
+        (3, 11, "it has 11 classes and the model 10"),
+    ],
+)
+def test_a_node_that_comes_late_and_cannot_be_the_missing_one_is_refused(tmp_path, caplog, key, classes, reason):
+    config, record = small(tmp_path, steps=20, epochs=1), Record(None)
+    nodes = nodes_of(config)
+    late = nodes.pop()
+    post = Loopback(nodes)
+    members = gather(post, 4, wait=0.5, on_event=record, least=3)
+    setting = settle(config, members, post, Rules(), record, [client.width for client in from_config(config).clients])
+    late.shard = replace(late.shard, client=replace(late.shard.client, key=key), num_classes=classes)
+    post.nodes[FIRST + 3] = late
+    trained(setting)
+    assert [line.node for line in setting.nodes.mail.roster.lines] == [FIRST, FIRST + 1, FIRST + 2, 0]
+    assert [reason in one.message for one in caplog.records if "cannot take part" in one.message] == [True]

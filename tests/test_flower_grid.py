@@ -14,7 +14,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from hetperm.engine.flower_grid import SMALL, GridPost, content_of, packet_of
+from hetperm.engine.flower_grid import SMALL, TYPE, GridPost, content_of, packet_of
 from hetperm.engine.flower_post import Lost
 from hetperm.federated import apps, certificates, flower_private, serve
 from hetperm.federated.deploy import deploy
@@ -94,6 +94,35 @@ def test_an_error_of_flower_is_a_lost_packet_with_its_reason():
     (answer,) = post.pull([name]).values()
     assert isinstance(answer, Lost) and str(answer) == "Node unavailable, code 5"
     assert post.online() == set()
+
+
+def objects_of(packet: bytes) -> dict[str, bytes]:
+    """number -> object of a message with a packet; the message is the last."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 0, 1
+    message = Message(content_of(packet), FIRST, TYPE)
+    ids = [one.object_id for one in flower_private.iterate_object_tree(flower_private.get_object_tree(message))]
+    return {number: flower_private.get_all_nested_objects(message)[number].deflate() for number in ids}
+
+
+def test_objects_are_fetched_until_there_are_too_many_bytes_of_them():
+    objects, asked = objects_of(bytes(SMALL + 1)), []
+    assert flower_private.readable(list(objects), objects.__getitem__) == objects
+
+    def fetch(number):
+        asked.append(number)
+        return objects[number]
+
+    with pytest.raises(flower_private.ObjectPullError, match=r"the message has more than 1,000 bytes"):
+        flower_private.readable(list(objects), fetch, 1000)
+    assert len(asked) < len(objects)
+
+
+def test_objects_that_make_no_message_are_the_fault_of_their_sender():
+    objects = objects_of(b"x")
+    *_, message = objects
+    objects[message] = objects[message].replace(b"\0", b"\0not protobuf", 1)
+    with pytest.raises(flower_private.ObjectPullError, match="the message cannot be read"):
+        flower_private.readable(list(objects), objects.__getitem__)
 
 
 def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):

@@ -30,6 +30,8 @@ class Lines:
     def line(self, event: Mapping[str, Any]) -> str:
         """What an event says; empty if it is not worth a line."""
         match event:
+            case {"event": "starting", "detail": detail}:
+                return str(detail)
             case {"event": "started"}:
                 return "the server is up and waits for nodes"
             case {"event": "joined", "detail": detail}:

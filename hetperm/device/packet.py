@@ -18,12 +18,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hetperm.device.gradients import Report
+from hetperm.device.limits import LARGEST
 
 PROTOCOL = 1  # changes if an older device could not read a packet
 TABLE = "hetperm"  # the key of the table in the metadata
 LARGEST_TABLE = 16 * 2**20  # bytes
 SHELF = 64 * 2**20  # bytes of tensors that a device keeps
-LARGEST = 512 * 2**20  # bytes of a packet, unless the caller says otherwise
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
 
 

@@ -73,4 +73,4 @@ class GridPost:
 
 
 def _reason(error: Error) -> str:
-    return " ".join(f"{error.reason or 'no reason given'}".split())[:200] + f", code {error.code}"
+    return " ".join(f"{error.reason or 'no reason given'}".split())[:300] + f", code {error.code}"

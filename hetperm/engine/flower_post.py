@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetperm.device import packet
+from hetperm.device.limits import LARGEST
 
 OnEvent = Callable[[str, int, str], None]  # (what happened, host, details)
 
@@ -44,6 +44,6 @@ class Rules:
     patience: float = 120.0
     tries: int = 3
     quorum: int = 1
-    largest: int = packet.LARGEST
+    largest: int = LARGEST
     together: bool = True
     lean: bool = True

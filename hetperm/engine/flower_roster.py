@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ LOOK = 1.0  # seconds between two looks at who is online
 PING = 10.0  # seconds after which a silent node is asked whether it still knows its task
 NOBODY = 0  # the node of a client that has not come yet
 LATE = "it has not come yet"
-# (node, its introduction) -> the client that it is, or None; an error if the introduction is none
-Newcomer = Callable[[int, Mapping[str, Any]], int | None]
+# (node, its introduction, clients that have no node yet) -> which of them it is; an error if it can be none
+Newcomer = Callable[[int, Mapping[str, Any], Collection[int]], int]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Roster:
     def __init__(self, post: Post, nodes: Sequence[int], rules: Rules, on_event: OnEvent):
         self.post, self.rules, self.on_event = post, rules, on_event
         self.lines = [Line(node, away="" if node != NOBODY else LATE) for node in nodes]
-        self.newcomer: Newcomer = lambda node, table: None
+        self.newcomer: Newcomer = _nobody
         self._online: set[int] = set()
         self._looked = -LOOK
         self._hello: dict[int, str] = {}  # node that is no client yet -> the dispatch of the question who it is
@@ -178,12 +178,15 @@ class Roster:
             if isinstance(answer, Lost):
                 continue  # asked again while it is online
             try:
-                host = self.newcomer(node, packet.read(answer, self.rules.largest)[0])
+                missing = {i for i, line in enumerate(self.lines) if line.node == NOBODY}
+                host = self.newcomer(node, packet.read(answer, self.rules.largest)[0], missing)
             except ValueError as error:  # a packet that is damaged, or an introduction that is none
                 log.warning("node %d cannot take part: %s", node, error)
-                host = None
-            if host is None:
                 self._strange.add(node)
             else:
                 self.lines[host] = Line(node)
                 self.on_event("back", host, "it came late")
+
+
+def _nobody(node: int, table: Mapping[str, Any], missing: Collection[int]) -> int:
+    raise ValueError("nobody is waited for")

@@ -14,10 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 from hetperm.config import Config, from_text
 from hetperm.engine.flower_grid import GridPost, content_of, packet_of
 from hetperm.engine.flower_post import Post, Rules
-from hetperm.federated import flower_private, server
+from hetperm.federated import flower_private, node, server
 from hetperm.federated.members import gather
 from hetperm.federated.options import ServeOptions
-from hetperm.federated.places import node_from_folder
 from hetperm.federated.record import Record
 from hetperm.runs import experiment
 from hetperm.runs.setting import Setting
@@ -34,7 +33,7 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        flower_private.hasten()
+        flower_private.harden()
         job = Path(str(context.run_config["job"]))
         table = json.loads(job.read_text())
         run_job(GridPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
@@ -95,7 +94,7 @@ def client_app() -> ClientApp:
 
     @app.query("hetperm")
     def handle(message: Message, context: Context) -> Message:
-        node = node_from_folder(Path(str(context.node_config["folder"])), stateless=True)
-        return Message(content_of(node.handle(packet_of(message.content))), reply_to=message)
+        one = node.from_folder(Path(str(context.node_config["folder"])), stateless=True)
+        return Message(content_of(one.handle(packet_of(message.content))), reply_to=message)
 
     return app

@@ -17,7 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Message
 
-from hetperm.device.packet import LARGEST
+from hetperm.device.limits import LARGEST
 from hetperm.engine.flower_grid import content_of, packet_of
 from hetperm.federated import flower_private as flower
 from hetperm.texts import one_line
@@ -163,21 +163,25 @@ class Connection:
         began = time.perf_counter()
         try:
             message = self._taken(response.messages_list[0], response.message_object_trees[0])
-            reply = Message(content_of(self.handle(packet_of(message.content))), reply_to=message)
+            content = packet_of(message.content)
+        except (flower.ObjectPullError, ValueError) as error:
+            # Nonsense, or the server gave up on this message, or ended, in the meantime.
+            log.warning("refused a message: %s", one_line(str(error))[:200])
+            return True
+        reply = Message(content_of(self.handle(content)), reply_to=message)
+        try:
             self._send(reply, time.perf_counter() - began)
-        except (flower.ObjectPullError, flower.ObjectPushError) as error:
-            # The server gave up on this message, or ended, in the meantime.
-            log.info("a message was given up by the server (%s)", one_line(str(error))[:100])
+        except flower.ObjectPushError as error:
+            log.info("an answer was not waited for (%s)", one_line(str(error))[:100])
         return True
 
     def _taken(self, announced: Any, tree: Any) -> Message:
         """The message that was announced, object by object."""
         known = flower.message_from_proto(announced).metadata
         run, number = known.run_id, known.message_id
-        contents = flower.pull_objects(
+        contents = flower.readable(
             [one.object_id for one in flower.iterate_object_tree(tree)],
             flower.make_pull_object_fn_protobuf(self.client.PullObject, self.node, run),
-            **flower.PAUSES,
         )
         flower.make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, self.node, run)(number)
         message = flower.inflate_object_from_contents(number, contents)

@@ -5,9 +5,11 @@ hetperm works with the one version that it was made for, and says so under any o
 """
 
 import importlib
-from functools import partial
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
+
+from hetperm.device.limits import LARGEST, SLACK
 
 VERSION = "1.41."  # as in pyproject.toml
 REMEDY = "install 'hetperm[flower]' in an environment of its own (Flower wants older versions of some packages)"
@@ -57,7 +59,7 @@ USED = {
     "user_config_to_proto": "flwr.common.serde",
     # The SuperLink behind a gate (superlink.py)
     "flower_superlink": "flwr.superlink.cli",
-    # The ServerApp (`hasten`)
+    # The ServerApp (`harden`)
     "http_grid": "flwr.superlink.grid",
 }
 # Seconds before an object of a message is asked for again that was announced and has not come; Flower waits 1 and more.
@@ -86,12 +88,41 @@ def unfit() -> str | None:
     return f"federations need Flower {VERSION}x and {found} is installed here; {REMEDY}"
 
 
-def hasten() -> None:
-    """Make a ServerApp take in answers at once.
+def readable(
+    object_ids: Sequence[str], pull_object_fn: Callable[[str], bytes], largest: int = LARGEST + SLACK
+) -> dict[str, bytes]:
+    """The objects of a message by their numbers; an `ObjectPullError` if they are too large or make no message.
+
+    Args:
+        object_ids: those of its parts, and its own as the last.
+        pull_object_fn: number -> content.
+        largest: bytes of all objects together; no more are fetched.
+    """
+    from hetperm.federated.flower_private import ObjectPullError, inflate_object_from_contents, pull_objects
+
+    sizes: list[int] = []  # appended to by several threads
+
+    def bounded(object_id: str) -> bytes:
+        content = pull_object_fn(object_id)
+        sizes.append(len(content))
+        if sum(sizes) > largest:
+            raise ObjectPullError(object_id[:8], f"the message has more than {largest:,} bytes")
+        return content
+
+    contents, message = pull_objects(list(object_ids), bounded, **PAUSES), object_ids[-1]
+    try:
+        inflate_object_from_contents(message, dict(contents))
+    except Exception as error:  # the parsers of Flower raise anything
+        raise ObjectPullError(message[:8], f"the message cannot be read ({type(error).__name__})") from error
+    return contents
+
+
+def harden() -> None:
+    """Make a ServerApp take in answers at once, and survive those that are too large or not to be read.
 
     An answer is announced before its objects are sent. Flower's grid finds them missing, and then sleeps a second, for
-    every answer.
+    every answer. An answer that makes no message would end the ServerApp; so it is an error of the one who sent it.
     """
-    from hetperm.federated.flower_private import http_grid, pull_objects
+    from hetperm.federated.flower_private import http_grid
 
-    http_grid.pull_objects = partial(pull_objects, **PAUSES)
+    http_grid.pull_objects = readable

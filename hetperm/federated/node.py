@@ -20,9 +20,12 @@ from hetperm.client import Client
 from hetperm.config import Config, from_text
 from hetperm.device import packet, wire
 from hetperm.device.bench import Workshop
+from hetperm.device.limits import LARGEST
 from hetperm.device.packet import BadPacket, Missing, Shelf, digests_of
 from hetperm.engine.sequential import run_task
 from hetperm.engine.task import Failure, Task
+from hetperm.federated import shard as shards
+from hetperm.federated.places import node_place
 from hetperm.federated.shard import Shard
 from hetperm.metrics import metric_of
 from hetperm.params import Params
@@ -40,6 +43,7 @@ from submodels import WHOLE, Budget, ScalableModel
 log = logging.getLogger(__name__)
 
 WIDTHS = tuple(2.0**-k for k in range(7))  # those that a memory limit chooses from: few, so that clients share them
+SERVERS = 1000  # whose packets are told from replayed ones: every run has a server of its own
 
 
 class TooWide(ValueError):
@@ -58,7 +62,7 @@ class Limits:
 
     width: float | None = None
     device_mb: float | None = None
-    largest: int = packet.LARGEST
+    largest: int = LARGEST
 
 
 @dataclass
@@ -141,7 +145,9 @@ class Node:
         server, number = table["server"], int(table["number"])
         if number <= self._last.get(server, -1):
             raise BadPacket(f"packet {number} of this server came before: it is replayed")
-        self._last = {server: number}
+        self._last[server] = number
+        if len(self._last) > SERVERS:
+            del self._last[next(iter(self._last))]
         if "setup" in table and (self.model is None or self.model.id != table["setup"]["id"]):
             self.model = self._build(table["setup"])
         if self.model is None or self.model.id != table["setup_id"]:
@@ -239,6 +245,13 @@ class Node:
         manifest |= {"n_train": client.n_train, "data": self.shard.source}
         client_models.save_client(self.out, client.key, bench.module, manifest)
         log.info("kept the personal model of width %g in %s", width, self.out / "models")
+
+
+def from_folder(folder: Path, *, stateless: bool = False) -> Node:
+    """The node of a folder that `hetperm deploy` wrote, with its data."""
+    place = node_place(folder)
+    found = shards.load(place.data, place.config, place.client)
+    return Node(found, Limits(place.width, place.device_mb), folder, stateless=stateless)
 
 
 def without_plugins(config: str) -> str:

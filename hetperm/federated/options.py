@@ -35,7 +35,7 @@ class NodeOptions:
     """Address of the server, host:port; None: that of node.toml."""
     out: Annotated[Path | None, path] = None
     """Folder for the personal model; None: the node's folder."""
-    largest_mb: Annotated[int, whole(1, 2**20)] = 512
+    largest_mb: Annotated[int, whole(1, 512)] = 512
     """Largest packet that is read, in MiB."""
     threads: Annotated[int, whole(1, 1024)] = 1
     """Threads of training; one gives the numbers of a simulation."""

@@ -1,5 +1,7 @@
 """The folders of a federation: what `hetperm deploy` writes, and what the server and the nodes read of it.
 
+Imports no torch: a server process needs none.
+
 ::
 
     FOLDER/README            what to copy where
@@ -18,8 +20,6 @@ from typing import Any
 
 from hetperm import config as configuration
 from hetperm.config import Config, read
-from hetperm.federated import shard
-from hetperm.federated.node import Limits, Node
 from hetperm.texts import shown
 
 NODE, SERVER = "node.toml", "server.toml"
@@ -93,13 +93,6 @@ def _table(path: Path, noun: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise ValueError(f"{noun}: it has no {path.name}; `hetperm deploy FOLDER` writes one")
     return read(path, noun="it")
-
-
-def node_from_folder(folder: Path, *, stateless: bool = False) -> Node:
-    """The node of a folder, with its data."""
-    place = node_place(folder)
-    found = shard.load(place.data, place.config, place.client)
-    return Node(found, Limits(place.width, place.device_mb), folder, stateless=stateless)
 
 
 def split_address(address: str) -> tuple[str, int]:

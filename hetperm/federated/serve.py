@@ -55,6 +55,7 @@ def serve(options: ServeOptions, on_event: OnTold, *, changes: Mapping[str, Any]
     files.run_folder(out, "", resume=options.resume)  # called for its error, before anything is started
     nodes = options.nodes or place.nodes
     os.environ.update(QUIET)
+    on_event({"event": "starting", "time": time.time(), "detail": f"starting the server on {place.address}"})
     _wait_for_the_last(place)
     with superlink(place, insecure=options.insecure):
         job = write_job(place, config, options, out, nodes)

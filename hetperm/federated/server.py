@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,7 +107,7 @@ def settle(
         replace(_blank(one, config), width=width, classes=_mask(own, sizes["num_classes"]))
         for one, width, own in zip(members, widths, classes, strict=True)
     ]
-    mail.roster.newcomer = partial(_take_in, clients, config, first)
+    mail.roster.newcomer = partial(_take_in, clients, config, replace(first, num_classes=num_classes))
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
     scalable = scalable_of(model, clients[0], "nodes of width 1") if min(widths) < 1 else None
     shop = Workshop(model, F.cross_entropy, scalable)
@@ -141,12 +141,24 @@ def _check_config(config: Config) -> None:
         raise ValueError(f"unknown algorithm {config.algorithm!r}")
 
 
-def _take_in(clients: list[Client], config: Config, like: Member, node: int, table: Mapping[str, Any]) -> int | None:
-    """The client that a node which came late is; None if it is none that was waited for."""
+def _take_in(
+    clients: list[Client], config: Config, like: Member, node: int, table: Mapping[str, Any], missing: Collection[int]
+) -> int:
+    """The client that a node which came late is; an error if it is none of those that are missing.
+
+    Args:
+        like: what its samples must be like, with the number of classes that the model has.
+    """
     one = member(node, table)
     host = next((i for i, client in enumerate(clients) if client.key == one.key), None)
-    if host is None or one.kind != like.kind:
-        return None
+    if host is None:
+        raise ValueError(f"it says that it is client {one.key}, and the run has none")
+    if host not in missing:
+        raise ValueError(f"another node is client {one.key}")
+    if one.kind != like.kind:
+        raise ValueError(f"its samples are of another kind ({one.kind}) than those of the others ({like.kind})")
+    if one.num_classes > like.num_classes:
+        raise ValueError(f"it has {one.num_classes} classes and the model {like.num_classes}")
     clients[host] = replace(_blank(one, config), width=clients[host].width, classes=clients[host].classes)
     return host
 

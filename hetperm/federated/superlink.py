@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hetperm.device.packet import LARGEST
+from hetperm.device.limits import LARGEST, SLACK
 
 log = logging.getLogger("hetperm.gate")
 
 NODES = "/v1/fleet/"  # the only interface that other machines may use
-SLACK = 2**20  # bytes that a request may have beside a packet
 
 
 class Gate:
