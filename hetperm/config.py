@@ -427,6 +427,15 @@ def _nothing_to_descend(config: Config) -> str | None:
     return None
 
 
+def _no_share(config: Config) -> str | None:
+    if config.share != "look-ahead" and config.regularization != "noise":
+        return (
+            f"share {config.share:g} is for regularization 'noise' and regularization is {config.regularization!r}; "
+            "leave one of them out"
+        )
+    return None
+
+
 def _never_estimated(config: Config) -> str | None:
     if config.first_alpha == "uniform" and config.algorithm == "perm-two-stage":
         return "first_alpha 'uniform' would stay uniform, as perm-two-stage estimates alpha once; use algorithm 'perm'"
@@ -513,6 +522,7 @@ CONTRADICTIONS = (
     _spent_before_visits,
     _two_returned_models,
     _nothing_to_descend,
+    _no_share,
     _never_estimated,
     _teaches_alone,
     _mixes_other_parts,

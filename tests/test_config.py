@@ -188,6 +188,11 @@ BAD = [
         {"alpha_steps": 3, "regularization": "level"},
         "leave alpha_steps out, or set regularization to 'noise' or a number",
     ),
+    (
+        {"share": 0.7, "regularization": "level"},
+        "share 0.7 is for regularization 'noise' and regularization is 'level'",
+    ),
+    ({"share": 0.0, "regularization": 0.3}, "regularization is 0.3; leave one of them out"),
     ({"capacity_profile": ""}, "capacity_profile is ''; it must be a name, in quotes"),
     ({"widths_from": "budgets"}, "unknown widths_from 'budgets'; did you mean 'budget'?"),
     ({"extraction": "statik"}, "unknown extraction 'statik'; did you mean 'static'?"),

@@ -202,6 +202,16 @@ def test_every_estimate_looks_ahead_anew_if_the_steps_pay_for_it(batch_size, loo
     assert len({tuple(table.flatten().tolist()) for table in tables}) == looks
 
 
+@pytest.mark.parametrize("regularization", ["level", 0.5])
+def test_rules_that_know_no_share_do_not_look(regularization):
+    recording, tasks = engine_that_records()
+    method = make_method(
+        "perm", make_clients(), setup={"engine": recording}, **AHEAD | {"regularization": regularization}
+    )
+    assert "look ahead" not in method.begin().memory
+    assert not any([isinstance(task.update, StepLosses) for task in tasks])
+
+
 @pytest.mark.parametrize("change", [{"discrepancy": "masked"}, {"sketch": 16}])
 def test_without_a_common_model_and_whole_gradients_it_cannot_look(change):
     blind = make_method("perm", make_clients(), **AHEAD | change).begin()

@@ -183,6 +183,7 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
     share = rule.share
     # Anew with every estimate: a share counts in units of noise, and what was right before can merge groups later.
     looks = LOOK_AHEAD not in memory or (not late and can_look_again(options.steps, batch_size))
+    looks = looks and rule.regularization == "noise"  # other rules know no share
     if rule.share == "look-ahead" and reports.probe is not None and looks and sent:
         outlook = look_ahead(
             federation,
