@@ -7,7 +7,14 @@ import torch
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
 # Programs of federations, which import Flower and what it brings.
-collect_ignore = [] if find_spec("flwr") else ["federation_processes.py", "lying_node.py"]
+OF_FLOWER = [
+    "federation_processes.py",
+    "federation_refusals.py",
+    "hostile_server.py",
+    "lying_node.py",
+    "real_federation.py",
+]
+collect_ignore = [] if find_spec("flwr") else OF_FLOWER
 
 
 @pytest.fixture(scope="session", autouse=True)
