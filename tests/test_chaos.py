@@ -152,7 +152,8 @@ def test_a_fault_of_a_worker_of_a_command_changes_no_file_or_is_one_clear_line(s
     while process.poll() is None and not workers_of(process.pid):
         time.sleep(0.05)
     time.sleep(draw.uniform(0, 3))
-    for pid in draw.sample(workers_of(process.pid), k=min(1, len(workers_of(process.pid)))):
+    there = workers_of(process.pid)  # asked once: they come and go
+    for pid in draw.sample(there, k=min(1, len(there))):
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile, as workers do when a method is done
             os.kill(pid, number)
     said = process.communicate(timeout=120)[1]
