@@ -165,8 +165,9 @@ def test_one_client_and_two_clients_work(N, tmp_path):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_paper_settings_run(tmp_path):
-    paper = {"step_rule": "paper", "schedule": "ring", "tail_average": 0, "final_lr": 0.1, "regularization": 1.0}
-    result = run(Config(**TINY | paper | {"alpha_steps": 20, "sketch": 16, "out": tmp_path / "run"}))
+    paper = {"step_rule": "paper", "schedule": "ring", "tail_average": 0, "final_lr": 0.1}
+    rule = {"regularization": 1.0, "share": "look-ahead", "alpha_steps": 20, "sketch": 16}  # a number knows no share
+    result = run(Config(**TINY | paper | rule | {"out": tmp_path / "run"}))
     assert result.history[-1]["epoch_rounds"] == 4
     assert "tail_accuracy_mean" not in result.history[-1]
 
