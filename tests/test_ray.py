@@ -65,12 +65,13 @@ def test_actors_give_the_bits_of_the_sequential_engine(name, options):
 
 def test_actors_killed_in_the_middle_of_a_round_are_replaced_and_change_nothing(engine):
     tasks, pids = rounds_of(engine.clients, Sgd(400, 4, 0.3)), engine.pids
-    threading.Timer(0.2, os.kill, (pids[0], signal.SIGKILL)).start()
-    outcomes = engine.run(tasks)
-    assert all(map(equal, outcomes, Sequential(engine.clients, make_shop()).run(tasks)))
-    while pids[0] in engine.pids:  # killed after the round, on a fast machine
-        engine.run(tasks)
-    assert len(engine.pids) == 2
+    literal = Sequential(engine.clients, make_shop()).run(tasks)
+    timer = threading.Timer(0.2, os.kill, (pids[0], signal.SIGKILL))
+    timer.start()
+    assert all(map(equal, engine.run(tasks), literal))
+    timer.join()
+    assert all(map(equal, engine.run(tasks), literal))  # on a fast machine it is killed before this round
+    assert pids[0] not in engine.pids and len(engine.pids) == 2
 
 
 def test_a_task_that_fails_or_ends_every_actor_is_a_failure_and_the_others_are_done(engine):
