@@ -136,7 +136,8 @@ class Config:
     batch_size: Annotated[int, whole(1)] = 32
     """Samples of a local step."""
     personal_lr: Annotated[float | None, RATE] = None
-    """Step size of the personal models when personalised training starts, eta; None: 0.6 of global_lr."""
+    """Step size of the personal models when personalised training starts, eta; None: 0.6 of what suits the warm-up of
+    this kind of model, whatever global_lr is. Lower both if training is unstable."""
     global_lr: Annotated[float | None, RATE] = None
     """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
     convolutions over time, 2 with recurrent layers, 0.1 for other models; a third of that with optimizer momentum, a
@@ -220,6 +221,9 @@ class Config:
     """Share of the epochs, counted from the end, over which models are averaged; 0: keep the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
     """Mixing weights of the first epoch: estimated after the warm-up, or all equal (the paper's single loop)."""
+    early_report: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.25
+    """Compare gradients also at the global model after this part of the warm-up, where groups differ most; 0: only at
+    the newest one. Only with --regularization noise or level, and --discrepancy probe."""
     alpha_every: Annotated[int, whole(1)] = 6
     """Estimate mixing weights every so many epochs, in the single loop (perm); the paper has 1."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0

@@ -39,6 +39,7 @@ AS_BEFORE = {
     "rate_rule": "plain",
     "alpha_every": 1,
     "first_alpha": "estimated",
+    "early_report": 0.0,
     "personal_lr": 0.3,
     "global_lr": 0.5,
     "model_options": {},

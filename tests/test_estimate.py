@@ -21,11 +21,12 @@ from reference import hetero
 from reference_inputs import as_list, as_shards, kept
 from torch import nn
 
+from hetperm import mixing
 from hetperm.device.gradients import ReportGradient
 from hetperm.mixing import discrepancy
 from hetperm.params import NotFinite, flat
 from hetperm.randomness import generator_for, seed_for
-from hetperm.server.estimate import collect_reports, positions
+from hetperm.server.estimate import EARLY, collect_reports, over_two_models, positions
 from hetperm.server.slicer import Slicer
 from hetperm.state import State, Work
 from submodels import WHOLE
@@ -148,3 +149,83 @@ def test_micro_batches_of_a_model_with_batch_norm_have_two_samples_at_least():
     three = tuple(tensor[:3] for tensor in client.train)
     noise = update(bench, start(normed), three, generator_for(0, "m")).noise
     assert noise != noise  # one batch of three has no spread: nan
+
+
+# Reports at two models
+
+
+def kept_reports(gradients, noise):
+    """What is kept of reports that all came in epoch 0."""
+    N = len(gradients)
+    return {
+        "gradient": torch.tensor(gradients),
+        "noise": torch.tensor(noise, dtype=torch.float64),
+        "epoch": torch.zeros(N, dtype=torch.long),
+        "since": torch.tensor(0),
+    }
+
+
+def test_distances_at_two_models_are_added_in_units_of_their_noise():
+    """Noise 2 at the present model, where clients are 2 apart; 0.5 at the early one, where they are 3 apart."""
+    n, early = torch.tensor([10.0, 30.0]).double(), kept_reports([[0.0, 0.0], [0.0, 3.0]], [0.5, 0.5])
+    zeta, q = over_two_models([torch.tensor([[1.0], [3.0]])], torch.tensor([2.0, 2.0]).double(), early, n)
+    torch.testing.assert_close(zeta, torch.tensor([[0.0, 20.0], [20.0, 0.0]]).double())  # 4 / 2 + 9 / 0.5
+    assert q.tolist() == [2.0, 2.0]  # 2 / 2 + 0.5 / 0.5
+    _, q = over_two_models([torch.tensor([[1.0], [3.0]])], torch.tensor([4.0, 0.0]).double(), early, n)
+    assert q.tolist() == [4 / 1 + 1, 0 / 1 + 1]  # the unit is the mean over samples: 10 of 40 have noise 4
+
+
+def test_without_any_noise_there_is_no_unit_and_models_are_not_added():
+    n, early = torch.ones(2).double(), kept_reports([[0.0], [3.0]], [0.0, 0.0])
+    assert over_two_models([torch.tensor([[1.0], [3.0]])], torch.ones(2).double(), early, n) is None
+    early = kept_reports([[0.0], [3.0]], [1.0, 1.0])
+    assert over_two_models([torch.tensor([[1.0], [3.0]])], None, early, n) is None
+
+
+def test_very_many_clients_are_compared_at_two_models_row_by_row(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    gradients, early = (torch.randn(6, 5, generator=generator).double() for _ in range(2))
+    n, q = torch.arange(1.0, 7.0).double(), torch.rand(6, generator=generator).double()
+    before = kept_reports(early.tolist(), [0.5] * 6) | {"gradient": early}
+    dense, noise = over_two_models([gradients], q, before, n)
+    monkeypatch.setattr(discrepancy, "DENSE_UP_TO", 2)
+    rows, same = over_two_models([gradients], q, before, n)
+    assert isinstance(rows, discrepancy.Distances) and torch.equal(noise, same)
+    torch.testing.assert_close(rows[:], dense, rtol=0, atol=1e-12)
+
+
+def test_clients_report_once_at_the_early_model_and_it_counts_in_the_work():
+    clients = make_clients()
+    recording, tasks = engine_that_records()
+    federation = make_federation(clients, engine=recording)
+    probe = federation.slicer.cut(start(), federation.slicer.index(min(client.width for client in clients)))
+    early = {name: 2 * x for name, x in probe.items()}
+    plain = collect_reports(federation, State(0, start(), ()), ReportGradient(3), batch_size=4)
+    asked = len(tasks)
+    state = State(0, start(), (), memory={EARLY: early})
+    both = collect_reports(federation, state, ReportGradient(3), batch_size=4)
+    assert len(tasks) == 3 * asked and both.work.rounds == plain.work.rounds == 1
+    assert both.work.client_steps == 2 * plain.work.client_steps and both.work.bytes_up == 2 * plain.work.bytes_up
+    torch.testing.assert_close(both.zeta, plain.zeta, rtol=0, atol=0)
+    assert plain.compared is None and not torch.allclose(both.for_weights[0], plain.for_weights[0])
+    again = collect_reports(
+        federation, State(1, start(), (), memory={**state.memory, **both.memory}), ReportGradient(3), batch_size=4
+    )
+    assert len(tasks) == 3 * asked and again.work.client_steps == 0  # nobody is asked again at the same models
+    torch.testing.assert_close(again.for_weights[0], both.for_weights[0], rtol=1e-6, atol=1e-9)
+
+
+def test_groups_that_one_model_serves_alike_are_told_apart_by_an_early_one():
+    """At the present model all gradients are alike but for noise; at the early one the groups have opposite ones."""
+    generator = torch.Generator().manual_seed(1)
+    group = torch.tensor([0, 0, 0, 1, 1, 1])
+    early = torch.nn.functional.one_hot(group).double() * 10 + 0.1 * torch.randn(6, 2, generator=generator)
+    late = 0.1 * torch.randn(6, 2, generator=generator).double()
+    n, q = torch.full((6,), 20.0).double(), torch.full((6,), 0.02).double()
+    zeta = discrepancy.pairwise(late)
+    alone = mixing.weights(zeta, q, n)
+    both = mixing.weights(
+        *over_two_models([late], q, kept_reports([[0.0]] * 6, [0.02] * 6) | {"gradient": early}, n), n
+    )
+    same = group[:, None] == group
+    assert float((alone * same).sum(1).min()) < 0.8 and float((both * same).sum(1).min()) == pytest.approx(1)

@@ -20,6 +20,7 @@ from hetperm.cli.main import guarded
 from hetperm.mixing import complexity, discrepancy
 from hetperm.runs import experiment, files, join, joined, partners, server_file
 from hetperm.runs.setting import from_config
+from hetperm.server.estimate import EARLY
 from hetperm.server.visits import mixed_over
 from submodels import Budget
 
@@ -61,19 +62,21 @@ def data_file(path: Path, client: Client) -> Path:
 
 
 def test_the_row_is_the_one_that_all_clients_together_would_give(finished):
-    """The newcomer's report and those of the others, at the same model: the last row of the mixing problem."""
+    """The newcomer's reports and those of the others, at the same two models: the last row of the mixing problem."""
     result, (client, _) = finished
     run = join.read_run(result.folder)
     client = wide_enough(client, run)
     new = join.added(run, client)
     setting = result.setting
     probe = setting.slicer.cut(result.state.w, setting.slicer.index(run.server.width))
-    gradients = []
-    for each in (*setting.clients, client):
-        bench = setting.shop.at(run.server.width)
-        bench.load(probe)
-        gradients.append(torch.cat([g.reshape(-1) for g in bench.gradient(*each.train)]))
-    zeta = discrepancy.pairwise(torch.stack(gradients)).double()
+    zeta = 0
+    for model, unit in zip((probe, result.state.memory[EARLY]), run.server.units.tolist(), strict=True):
+        gradients = []
+        for each in (*setting.clients, client):
+            bench = setting.shop.at(run.server.width)
+            bench.load(model)
+            gradients.append(torch.cat([g.reshape(-1) for g in bench.gradient(*each.train)]))
+        zeta += discrepancy.pairwise(torch.stack(gradients)).double() / unit
     q = torch.tensor([*run.server.noise.tolist(), new.report.noise], dtype=torch.float64)
     n = torch.tensor([*(each.n_train for each in setting.clients), client.n_train])
     vc = complexity.vc_of_widths(setting.shop.scalable, [*result.main.widths, client.width])

@@ -16,5 +16,5 @@ def test_step_sizes_suit_the_kind_of_the_model_unless_they_are_given(name, size,
     found = with_rates(Config(), model)
     assert (found.global_lr, found.personal_lr) == (rate, pytest.approx(0.6 * rate))
     given = with_rates(Config(global_lr=0.7), model)
-    assert (given.global_lr, given.personal_lr) == (0.7, pytest.approx(0.42))
+    assert (given.global_lr, given.personal_lr) == (0.7, pytest.approx(0.6 * rate))  # each by itself
     assert with_rates(Config(personal_lr=0.01), model).personal_lr == 0.01

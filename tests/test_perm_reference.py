@@ -64,6 +64,8 @@ CASES = {
     "parallel": {"visits": "parallel"},
     "parallel, rolling": {"visits": "parallel", "nested": "rolling", "participation": 0.6, "rate_rule": "partners"},
     "no warm-up": {"warmup_rounds": 0, "extraction": "rolling", "discrepancy": "masked"},
+    "early reports": {"early_report": 0.5, "warmup_rounds": 3},
+    "early reports, few come": {"early_report": 0.5, "warmup_rounds": 4, "participation": 0.5, "epochs": 5},
 }
 BUDGETS = {
     "ordered": {},
@@ -82,11 +84,13 @@ BUDGETS = {
     "tail": {"tail_average": 1.0},
     "steps that shrink": {"rate_rule": "partners", "decay": "linear"},
     "uniform at first": {"first_alpha": "uniform"},
+    "early reports": {"early_report": 0.4},
+    "early reports, few come": {"early_report": 0.4, "participation": 0.6, "steps": 90, "rate_rule": "partners"},
     "parallel": {"visits": "parallel", "steps": 120, "epochs": 3, "alpha_every": 1, "decay": "linear"},
 }
 TWO_STAGES = (
     *("static", "rolling", "random", "server mix and tail", "final step", "participation", "distillation"),
-    "few come",
+    *("few come", "early reports", "early reports, few come"),
 )
 
 

@@ -257,7 +257,7 @@ UPDATE = ReportGradient(3)
 def collected(presence, state, age=0):
     """(reports, the state that remembers them), and a round later."""
     reports = collect_reports(make_federation(make_clients(), presence=presence), state, UPDATE, batch_size=4, age=age)
-    memory = {**state.memory, REPORTS: reports.kept}
+    memory = {**state.memory, **reports.memory}
     return reports, replace(state, memory=memory, work=state.work + reports.work)
 
 
@@ -317,7 +317,7 @@ def test_a_long_gradient_is_kept_as_a_sketch_that_tells_distances(monkeypatch):
     monkeypatch.setattr(estimate, "FEWEST", 16)
     monkeypatch.setattr(estimate, "KEPT", 26)
     first, state = collected(traced("11", "10", "11", "11"), State(0, start(), ()))
-    assert first.kept["gradient"].shape == (4, 26)
+    assert first.memory[REPORTS]["gradient"].shape == (4, 26)
     assert torch.equal(first.zeta, exact.zeta)  # all are here, so nothing is sketched
     second, _ = collected(traced("11", "10", "11", "11"), outdated(replace(state, r=1)), age=1)
     here = [0, 2, 3]

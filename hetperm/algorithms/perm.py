@@ -19,7 +19,7 @@ from hetperm.engine.task import Task
 from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
-from hetperm.server.estimate import REPORTS, Reports, collect_reports, missing, outdated
+from hetperm.server.estimate import EARLY, REPORTS, Reports, collect_reports, missing, outdated
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
 from hetperm.server.look_ahead import can_look_again, look_ahead
@@ -60,6 +60,7 @@ class Options:
     schedule: str = "colour"
     server_mix: str = "none"
     first_alpha: str = "estimated"
+    early_report: float = 0.0
     alpha_every: int = 1
     report_age: int | None = None
     rate_rule: str = "plain"
@@ -74,6 +75,15 @@ class Options:
         if self.warmup_rounds is not None:
             return self.warmup_rounds
         return self.steps // (2 * self.visiting.local_steps) if self.steps else WARMUP_ROUNDS
+
+    @property
+    def early_round(self) -> int:
+        """The rounds of the warm-up after which the model is kept for the early reports; 0: there are none."""
+        rule = self.mixing
+        # The paper's lambda is in units of the gradients at one model, and masked gradients are sent as they come.
+        if isinstance(rule.regularization, float | int) or rule.discrepancy != "probe":
+            return 0
+        return int(self.early_report * self.num_warmup_rounds)
 
 
 def single_loop(federation: Federation, start: Params, options: Options) -> Algorithm:
@@ -117,7 +127,8 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
     """The state after the warm-up, with the first mixing weights. Personal models begin as static parts of w."""
     sgd = Sgd(options.visiting.local_steps, options.visiting.batch_size, options.global_lr, options.visiting.step_cap)
     updates = [sgd] * len(federation.clients)
-    w, work = start, Work()
+    slicer, w, work = federation.slicer, start, Work()
+    memory = {}
     for round in range(options.num_warmup_rounds):
         w, more = local_sgd_round(
             federation,
@@ -130,9 +141,11 @@ def begin(federation: Federation, start: Params, options: Options) -> State:
         )
         w = _global_in_ball(w, start, options)
         work += more
-    slicer, widths = federation.slicer, federation.own_widths(options.visiting.personal_width)
+        if round + 1 == options.early_round:
+            memory[EARLY] = slicer.cut(w, slicer.index(min(client.width for client in federation.clients)))
+    widths = federation.own_widths(options.visiting.personal_width)
     v = tuple(slicer.cut(w, slicer.index(width)) for width in widths)
-    state = State(0, w, v, work=work, memory={"centre": w})
+    state = State(0, w, v, work=work, memory={"centre": w, **memory})
     if options.first_alpha == "uniform":
         N = len(federation.clients)
         return _on_tour(replace(state, alpha=torch.full((N, N), 1 / N, dtype=torch.float64)), torch.ones(N))
@@ -179,7 +192,7 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
         vc_weight=rule.vc_weight,
         alpha_steps=rule.alpha_steps,
     )
-    memory, work = {**state.memory, REPORTS: reports.kept}, state.work + reports.work
+    memory, work = {**state.memory, **reports.memory}, state.work + reports.work
     share = rule.share
     # Anew with every estimate: a share counts in units of noise, and what was right before can merge groups later.
     looks = LOOK_AHEAD not in memory or (not late and can_look_again(options.steps, batch_size))
@@ -216,18 +229,19 @@ def weights_among(reports: Reports, clients: Sequence[int] | None = None, *, vc:
         vc: (N,) see `mixing.weights`, which takes the ``rule`` too.
     """
     many = len(reports.n) >= mixing.SPARSE_FROM
+    zeta, q = reports.for_weights
     if reports.known is None:
-        problem = reports.zeta, reports.q, reports.n
+        problem = zeta, q, reports.n
         if clients is not None:
             return mixing.weights_of(clients, *problem, vc=vc, **rule)
         return (mixing.sparse_weights if many else mixing.weights)(*problem, vc=vc, **rule)
     known = torch.tensor(reports.known, dtype=torch.long)
     noise_counts = isinstance(rule["regularization"], str) or (vc is not None and rule["vc_weight"] not in (0, "raw"))
     # Those that came may all have too few samples to know any noise.
-    known = known if reports.q is not None or not noise_counts else known[:0]
+    known = known if q is not None or not noise_counts else known[:0]
     alpha = _alone_but(known, len(reports.n))
     if len(known):
-        zeta, q = discrepancy.reordered(reports.zeta, known), None if reports.q is None else reports.q[known]
+        zeta, q = discrepancy.reordered(zeta, known), None if q is None else q[known]
         among = mixing.sparse_weights(zeta, q, reports.n[known], vc=None if vc is None else vc[known], **rule)
         alpha += torch.sparse_coo_tensor(known[among.indices()], among.values(), alpha.shape, check_invariants=False)
     alpha = alpha.coalesce()

@@ -184,15 +184,20 @@ def width_for(run: Run, budget: Budget) -> float:
 
 
 def _report(run: Run, client: Client) -> Report:
-    """The newcomer's report at the probe, made as all others were."""
+    """The newcomer's report at the probe and at the early model, if there is one, made as all others were."""
     config, server, slicer = run.setting.config, run.server, run.setting.slicer
     bench, seed = run.setting.shop.at(server.width), seed_for(config.seed, "sketch")
     bench.classes = client.classes
     update = ReportGradient(config.noise_batches, config.sketch, seed, chunk=config.batch_size)
-    probe = slicer.cut(server.w, slicer.index(server.width))
-    report = update(bench, probe, client.train, generator_for(config.seed, "report of a newcomer", client.key))
-    check_finite({"the gradient": report.gradient}, f"client {len(run.widths)}, which joins")
-    return Report(kept_row(report.gradient, server.gradient.shape[1], seed), report.noise)
+    probes = [slicer.cut(server.w, slicer.index(server.width)), *([server.early] if server.early else [])]
+    size, gradients, noise = server.gradient.shape[1] // len(probes), [], 0.0
+    for k, (probe, unit) in enumerate(zip(probes, server.units.tolist(), strict=True)):
+        generator = generator_for(config.seed, "report of a newcomer", client.key, *([k] if k else []))
+        report = update(bench, probe, client.train, generator)
+        check_finite({"the gradient": report.gradient}, f"client {len(run.widths)}, which joins")
+        gradients.append(kept_row(report.gradient, size, seed) / math.sqrt(unit))
+        noise += report.noise / unit
+    return Report(torch.cat(gradients), noise)
 
 
 def row_of(run: Run, client: Client, report: Report) -> Tensor:

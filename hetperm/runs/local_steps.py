@@ -19,9 +19,12 @@ COSTED = {"sgd": "sgd", "momentum": "sgd-momentum", "adamw": "adamw"}
 
 
 def with_rates(config: Config, model: nn.Module) -> Config:
-    """The configuration with step sizes; those that it does not give suit the kind of the model and the optimizer."""
-    global_lr = config.global_lr or OF_OPTIMIZER[config.optimizer] * RATES[kind_of(model)]
-    return config.override(global_lr=global_lr, personal_lr=config.personal_lr or PERSONAL * global_lr)
+    """The configuration with step sizes; those that it does not give suit the kind of the model and the optimizer.
+
+    Each by itself: visits of a suitable size make up for much of a warm-up whose steps were too small.
+    """
+    usual = OF_OPTIMIZER[config.optimizer] * RATES[kind_of(model)]
+    return config.override(global_lr=config.global_lr or usual, personal_lr=config.personal_lr or PERSONAL * usual)
 
 
 def kind_of(model: nn.Module) -> str:

@@ -66,7 +66,7 @@ def of(folder: str | Path, i: int) -> Partners:
     rows.sort(
         key=lambda row: (-row["weight"], np.inf if row["distance"] is None else row["beyond_noise"], row["client"])
     )
-    return Partners(_sentence(clients[i], weights, i), rows, _why(rows, i, server.share, bool(server.known[i])))
+    return Partners(_sentence(clients[i], weights, i), rows, _why(rows, i, server))
 
 
 def _distances(server: server_file.Server, i: int) -> tuple[Any, Any]:
@@ -89,12 +89,13 @@ def _sentence(client: dict[str, Any], weights: np.ndarray, i: int) -> str:
     return f"{who} learns from {others} others and itself ({effective:.1f} effective), {weights[i]:.0%} from itself"
 
 
-def _why(rows: list[dict[str, Any]], i: int, share: float, known: bool) -> str:
+def _why(rows: list[dict[str, Any]], i: int, server: server_file.Server) -> str:
     """What separates partners from the others, in a sentence."""
-    if not known:
+    if not server.known[i]:
         return f"client {i} was away whenever reports were asked for, so nothing is known of its distance from others"
     partners = [row["beyond_noise"] for row in rows if row["weight"] > 0 and row["beyond_noise"] is not None]
     others = [row["beyond_noise"] for row in rows if row["weight"] == 0 and row["beyond_noise"] is not None]
     ends = f"partners differ by at most {max(partners):.3g} beyond noise" if partners else "it has no partners"
     nearest = f", the nearest of the others by {min(others):.3g}" if others else ""
-    return f"distance: squared, of gradients at one common model; {ends}{nearest} (share {share:g})"
+    models = "two common models, in units of their noise" if server.early else "one common model"
+    return f"distance: squared, of gradients at {models}; {ends}{nearest} (share {server.share:g})"

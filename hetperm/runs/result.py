@@ -24,7 +24,7 @@ from hetperm.runs.scores import load_for_evaluation
 from hetperm.runs.server_file import Server
 from hetperm.runs.setting import Setting
 from hetperm.runs.training import Trained
-from hetperm.server.estimate import NEVER, REPORTS
+from hetperm.server.estimate import EARLY, NEVER, REPORTS, together
 from hetperm.shards import first, read
 from hetperm.state import State
 from hetperm.texts import shown
@@ -163,12 +163,17 @@ def server_of(result: Result) -> Server | None:
         return None
     age = config.alpha_every if config.report_age is None else config.report_age
     epoch, since = kept["epoch"], kept["since"]
+    known = (epoch != NEVER) & ((epoch >= since) | (since - epoch <= age))
+    samples = torch.tensor([client.n_train for client in result.setting.clients])
+    table = together(state.memory, samples.double(), known)
     return Server(
         state.w,
-        kept["gradient"],
-        kept["noise"],
-        torch.tensor([client.n_train for client in result.setting.clients]),
-        (epoch != NEVER) & ((epoch >= since) | (since - epoch <= age)),
+        table["gradient"],
+        table["noise"],
+        samples,
+        table["known"],
+        table["units"],
+        state.memory[EARLY] if len(table["units"]) > 1 else {},
         min(client.width for client in result.setting.clients),
         chosen_share(state.memory) if config.share == "look-ahead" else float(config.share),
         result.main.method,

@@ -1,6 +1,7 @@
 """server.safetensors: what the server knows at the end of a run that a client needs who joins later.
 
-The global model, and of every client's report at it the gradient (or a sketch of it), its noise and its samples.
+The global model, the one from early in the warm-up at which clients reported too, and of every client's reports the
+gradients (or sketches of them), their noise and its samples.
 """
 
 import json
@@ -20,10 +21,10 @@ from hetperm.params import Params
 from hetperm.runs import files
 
 NAME = "server.safetensors"
-FORMAT = 1
+FORMAT = 2
 _ENTRY = "hetperm server"  # the only metadata entry: safetensors does not fix the order of several
-_W = "w/"  # begins the names of the global model's tensors
-_TABLES = ("gradient", "noise", "samples", "known")
+_W, _EARLY = "w/", "early/"  # begin the names of the tensors of the global model and of the early one
+_TABLES = ("gradient", "noise", "samples", "known", "units")
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,13 @@ class Server:
 
     Attributes:
         w: the global model.
-        gradient: (N, s) of each client's report at the probe, itself or as a sketch.
+        gradient: (N, s) of each client's report at the probe, itself or as a sketch. If clients reported at an early
+            model too, both in units of their noise, one after the other.
         noise: (N,) its variance; nan where a client has too few samples to tell.
         samples: (N,) training samples.
         known: (N,) bool, whether a client has a report that is not too old; what the others have is zero.
+        units: (M,) the noise in whose units the gradients at each of M models are; 1 if there is one model only.
+        early: the early model, of the width of the probe; empty if there is none.
         width: the width of the probe.
         share: how much difference is worth sharing.
         method: the method of the run.
@@ -46,6 +50,8 @@ class Server:
     noise: Tensor
     samples: Tensor
     known: Tensor
+    units: Tensor
+    early: Params
     width: float
     share: float
     method: str
@@ -54,6 +60,7 @@ class Server:
 def save(folder: Path, server: Server) -> None:
     """Write the file completely, or leave the old one as it was."""
     tensors = {f"{_W}{name}": x for name, x in server.w.items()} | {name: getattr(server, name) for name in _TABLES}
+    tensors |= {f"{_EARLY}{name}": x for name, x in server.early.items()}
     about = {
         "format": FORMAT,
         "hetperm": hetperm.__version__,
@@ -83,15 +90,18 @@ def load(folder: Path) -> Server:
         raise ValueError(f"{path} is damaged ({error}); copy it again from the run") from error
     if version != FORMAT or wrote != hetperm.__version__:
         raise ValueError(f"hetperm {wrote} wrote {path} and this is {hetperm.__version__}; join with that version")
-    w = {name.removeprefix(_W): x for name, x in tensors.items() if name.startswith(_W)}
-    wrong = _wrong(w, tensors, about)
+    w, early = (
+        {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        for prefix in (_W, _EARLY)
+    )
+    wrong = _wrong(w, early, tensors, about)
     if wrong:
         raise ValueError(f"{path}: {wrong} is not what a run writes; copy it again from the run")
     tables = {name: tensors[name] for name in _TABLES}
-    return Server(w, **tables, width=about["width"], share=about["share"], method=about["method"])
+    return Server(w, **tables, early=early, width=about["width"], share=about["share"], method=about["method"])
 
 
-def _wrong(w: Params, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str | None:
+def _wrong(w: Params, early: Params, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str | None:
     """The first part of a file that cannot be right; None if all can."""
     if not w or any(name not in tensors for name in _TABLES):
         return "its list of tensors"
@@ -103,7 +113,10 @@ def _wrong(w: Params, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -
         "samples": bool((tensors["samples"] > 0).all()),
         "width": isinstance(about.get("width"), float) and 0 < about["width"] <= 1,
         "share": isinstance(about.get("share"), float) and math.isfinite(about["share"]) and about["share"] >= 0,
+        "units": tensors["units"].shape == (2 if early else 1,) and bool((tensors["units"] > 0).all()),
         "the global model": all([bool(x.isfinite().all()) for x in w.values()]),
+        "the early model": early.keys() in (set(), w.keys())
+        and all([bool(x.isfinite().all()) for x in early.values()]),
         "a gradient": bool(tensors["gradient"].isfinite().all()),
     }
     return next((name for name, right in fits.items() if not right), None)

@@ -21,7 +21,7 @@ from hetperm.server.federation import Federation
 from hetperm.state import Work
 
 EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
-SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 5.6, 11.0, 22.0, EVERYBODY)  # the candidates, c
+SHARES = (0.0, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY)  # the candidates, c
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
@@ -167,11 +167,15 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
     lost = differences.mean(1)
     # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
     negligible = lost <= NEGLIGIBLE * losses[best].mean()
-    # Where clients are as well off alone, sharing must show that it pays, unless it makes no difference at all.
+    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     if negligible[0] and not negligible.all():
+        # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
+        wide = [c for c in range(groups + 1, len(shares) - 1) if negligible[c] and negligible[c + 1]]
+        if best < groups and wide:
+            return min(wide, key=lambda c: float(lost[c]))
+        # Else where clients are as well off alone, sharing must show that it pays.
         negligible = torch.zeros_like(negligible)
     as_good = (lost <= allowed) | negligible
-    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
     for c in way:

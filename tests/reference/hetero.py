@@ -240,6 +240,9 @@ def perm(shards, widths, w, options, draw, *, two_stages):
     warmup_rounds = options.steps // (2 * K) if options.warmup_rounds is None else options.warmup_rounds
     spent, tour, t, clock = 0.0, 0, 0, 0
     reports, asked_in = {}, 0  # client -> (epoch, gradient, noise); the epoch in which all were last asked
+    early_round, early_w, early = math.floor(options.early_report * warmup_rounds), None, {}
+    if options.discrepancy != "probe" or not isinstance(options.regularization, str):
+        early_round = 0
     age = options.alpha_every if options.report_age is None else options.report_age
 
     def held(i, t, width=None):
@@ -267,14 +270,31 @@ def perm(shards, widths, w, options, draw, *, two_stages):
                 found = gradient(w, units, shards[i]), noise(w, units, shards[i], draw.pieces(i, r))
                 reports[i] = (r, *found)
         came = [i for i in asked if i in reports and reports[i][0] == r]
-        return bool(came), sum(n[i] / batch[i] for i in asked)
+        taken = sum(n[i] / batch[i] for i in asked)
+        if early_w is not None:  # also at the early model, once
+            units = first(min(widths), sizes)
+            for i in [i for i in everybody if i not in early]:
+                taken += n[i] / batch[i]
+                if draw.here(i, clock):
+                    pieces = draw.pieces(i, "early")
+                    early[i] = gradient(early_w, units, shards[i]), noise(early_w, units, shards[i], pieces)
+        return bool(came), taken
 
     def alpha_at(r):
         known = [i for i in everybody if i in reports and (reports[i][0] >= asked_in or r - reports[i][0] <= age)]
+        if early_w is not None:
+            known = [i for i in known if i in early]
         zeta, q, some = distances([reports[i][1] for i in known]), [reports[i][2] for i in known], [n[i] for i in known]
+        compared, compared_q = zeta, q
+        if early_w is not None and known:
+            unit = sum(n[i] * reports[i][2] for i in known) / sum(some)
+            early_unit = sum(n[i] * early[i][1] for i in known) / sum(some)
+            other = distances([early[i][0] for i in known])
+            compared = [[a / unit + b / early_unit for a, b in zip(*rows, strict=True)] for rows in zip(zeta, other)]
+            compared_q = [reports[i][2] / unit + early[i][1] / early_unit for i in known]
         W = [num_params(units, w) for units in own]
         vc = None if len(set(W)) == 1 else [W[i] * 3 * math.log2(W[i]) for i in known]
-        among = weights(zeta, q, some, vc, options) if known else []
+        among = weights(compared, compared_q, some, vc, options) if known else []
         slower = perm_maths.visit_rates(among, zeta, q, some, options.batch_size) if known else []
         alpha, rates = [[float(i == j) for j in everybody] for i in everybody], [1.0] * N
         for a, i in enumerate(known):
@@ -335,6 +355,7 @@ def perm(shards, widths, w, options, draw, *, two_stages):
         clock += 1
         if options.projection is not None:
             w = projected(w, start, first(1, sizes), options.projection)
+        early_w = w if r + 1 == early_round else early_w
         spent += N * K
     centre, v, tail = w, [w] * N, []
     if options.first_alpha == "uniform":

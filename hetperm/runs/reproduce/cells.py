@@ -115,6 +115,7 @@ OF_THE_METHOD = (  # fields that a setting does not depend on: cells that differ
     *("steps", "epochs", "local_steps", "personal_lr", "global_lr", "step_cap", "warmup", "warmup_rounds"),
     *("extraction", "nested", "personal_width", "server_mix", "inplace_kd", "step_rule", "schedule", "discrepancy"),
     *("vc_weight", "regularization", "share", "noise_batches", "alpha_steps", "sketch", "tail_average", "alpha_every"),
+    "early_report",
     *(
         "participation",
         "trace",
