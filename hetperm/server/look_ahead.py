@@ -25,6 +25,7 @@ SHARES = (0.0, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
+DRAW = 0.02  # of that loss: up to here, and to a standard error, those who share widely draw with those who are alone
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
@@ -160,22 +161,22 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
         1
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     best = _supported_minimum(losses.mean(1))
-    differences = losses - losses[best]
-    # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
-    allowed = TOLERANCE * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
-    lost = differences.mean(1)
+    lost, error = _compared_with(losses, best)
+    if best < groups:
+        # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
+        level = (lost <= error) & (lost <= DRAW * losses[best].mean()) | (lost <= NEGLIGIBLE * losses[best].mean())
+        wide = [c for c in range(groups + 1, len(shares) - 1) if level[c] and level[c + 1]]
+        if wide:
+            best = min(wide, key=lambda c: float(lost[c]))
+            lost, error = _compared_with(losses, best)
     # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
     negligible = lost <= NEGLIGIBLE * losses[best].mean()
-    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
+    # Where clients are as well off alone, sharing must show that it pays, unless it makes no difference at all.
     if negligible[0] and not negligible.all():
-        # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
-        wide = [c for c in range(groups + 1, len(shares) - 1) if negligible[c] and negligible[c + 1]]
-        if best < groups and wide:
-            return min(wide, key=lambda c: float(lost[c]))
-        # Else where clients are as well off alone, sharing must show that it pays.
         negligible = torch.zeros_like(negligible)
-    as_good = (lost <= allowed) | negligible
+    as_good = (lost <= TOLERANCE * error) | negligible
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
     for c in way:
@@ -183,6 +184,15 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
             break
         chosen = c
     return chosen
+
+
+def _compared_with(losses: Tensor, best: int) -> tuple[Tensor, Tensor]:
+    """(C,) by how much the mean loss of each candidate exceeds that of the best, and the standard error of it."""
+    differences = losses - losses[best]
+    # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
+    if losses.shape[1] < 2:
+        return differences.mean(1), torch.zeros_like(differences.mean(1))
+    return differences.mean(1), differences.std(1) / math.sqrt(losses.shape[1])
 
 
 def _supported_minimum(means: Tensor) -> int:
