@@ -25,7 +25,6 @@ SHARES = (0.0, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
-DRAW = 0.02  # of that loss: up to here, and to a standard error, those who share widely draw with those who are alone
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
@@ -164,10 +163,14 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
     groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     best = _supported_minimum(losses.mean(1))
     lost, error = _compared_with(losses, best)
+    # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
     if best < groups:
-        # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
-        level = (lost <= error) & (lost <= DRAW * losses[best].mean()) | (lost <= NEGLIGIBLE * losses[best].mean())
-        wide = [c for c in range(groups + 1, len(shares) - 1) if level[c] and level[c + 1]]
+        draw = lost <= NEGLIGIBLE * losses[best].mean()
+        wide = [c for c in range(groups + 1, len(shares) - 1) if draw[c] and draw[c + 1]]
+        # Where all ways to share lead to one loss clients are alike, and who is alone must win by more than its error.
+        sharing = losses[1:].mean(1)
+        if best == 0 and sharing.max() - sharing.min() <= NEGLIGIBLE * sharing.min() and lost[groups] <= error[groups]:
+            wide = [*range(1, len(shares))]
         if wide:
             best = min(wide, key=lambda c: float(lost[c]))
             lost, error = _compared_with(losses, best)
