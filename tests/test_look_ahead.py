@@ -375,6 +375,21 @@ def test_who_shares_widely_wins_a_draw_with_those_who_are_alone():
     assert chosen(0.4050, 0.4062, 0.4081, 0.4112, 0.4075, 0.4078) == 0.0  # no draw: half a percent is 0.0020
 
 
+def test_clients_that_are_all_alike_end_alone_only_if_that_is_sure():
+    """50 clients of iid data: the losses of those who are alone are lower by 1 %, and by less than their error."""
+    shares = (0.0, 0.35, 0.7, 1.4, 2.8)
+
+    def chosen(lost, spread, more=0.0):
+        """Two clients, of which one loses and the other gains by sharing: the error is the spread."""
+        alone = torch.tensor([0.13, 0.13]).double()
+        sharing = [alone + lost + k * more + torch.tensor([spread, -spread]) for k in range(4)]
+        return shares[best_candidate(torch.stack([alone, *sharing]), shares)]
+
+    assert chosen(lost=0.0013, spread=0.0014) == 0.7
+    assert chosen(lost=0.0013, spread=0.0012) == 0.0  # more than a standard error
+    assert chosen(lost=0.0013, spread=0.0024, more=0.0003) == 0.0  # it matters how widely they share: not all alike
+
+
 def test_a_dip_that_no_neighbour_shares_is_chance():
     def chosen(*values):
         return best_candidate(torch.tensor(values).double()[:, None].expand(-1, 4), FIVE)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from hetperm.algorithms import perm
 from hetperm.params import distance
 from hetperm.server.estimate import Reports
+from hetperm.server.weights import visit_rates
 from hetperm.state import State, Work
 
 
@@ -144,12 +145,10 @@ def test_the_rates_of_visits_by_hand():
     zeta[2, 3] = zeta[3, 2] = 2.0
     alpha = torch.tensor([[1.0, 1.0, 0.0, 0.0]] * 2 + [[0.0, 0.0, 1.0, 1.0]] * 2).double() / 2
     reports = Reports(zeta, torch.ones(4).double(), n, Work())
-    rates = perm.visit_rates(federation, alpha, reports, perm_options(rate_rule="partners"))
+    rates = visit_rates(federation, alpha, reports, batch_size=4)
     assert rates.tolist() == pytest.approx([2 / 3, 1 / 2, 1.0, 1.0], rel=1e-12)
-    plain = perm.visit_rates(federation, alpha, reports, perm_options(rate_rule="plain"))
     exact = replace(reports, zeta=torch.zeros(4, 4).double(), q=torch.zeros(4).double())
-    without_noise = perm.visit_rates(federation, alpha, exact, perm_options(rate_rule="partners"))
-    assert plain.tolist() == without_noise.tolist() == [1.0] * 4
+    assert visit_rates(federation, alpha, exact, batch_size=4).tolist() == [1.0] * 4
 
 
 def test_step_sizes_of_visits_fall_to_zero_in_equal_parts():

@@ -6,7 +6,6 @@ Both take clients of different widths (section 3.3). With clients of one width t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +15,16 @@ from hetperm.algorithms.base import Algorithm
 from hetperm.device.gradients import BatchGradient, FullGradient, ReportGradient
 from hetperm.device.updates import Sgd
 from hetperm.engine.task import Task
-from hetperm.mixing import complexity, discrepancy
+from hetperm.mixing import complexity
 from hetperm.params import Params, check_finite, num_bytes, project, subtract, unflatten
 from hetperm.randomness import generator_for
-from hetperm.server.estimate import EARLY, REPORTS, Reports, collect_reports, missing, outdated
+from hetperm.server.estimate import EARLY, REPORTS, collect_reports, missing, outdated
 from hetperm.server.federation import Federation
 from hetperm.server.global_model import drawn_widths, gradient_step, local_sgd_round
 from hetperm.server.look_ahead import can_look_again, look_ahead
 from hetperm.server.shuffle import Round
 from hetperm.server.visits import Visiting, mixed_by_alpha, personal_epoch, projected, scheduled
+from hetperm.server.weights import visit_rates, weights_among
 from hetperm.state import State, Work, tail_begins
 
 WARMUP_ROUNDS = 30  # if neither rounds nor steps are given
@@ -217,72 +217,16 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
     if rule.share == "look-ahead":
         share = chosen_share(memory)
     alpha = weights(share=share)
-    rates = visit_rates(federation, alpha, reports, options)
+    rates = torch.ones(len(federation.clients), dtype=torch.float64)
+    if options.rate_rule == "partners":
+        rates = visit_rates(federation, alpha, reports, batch_size)
     return _on_tour(replace(state, alpha=alpha, work=work, memory=memory), rates)
-
-
-def weights_among(reports: Reports, clients: Sequence[int] | None = None, *, vc: Tensor | None, **rule: Any) -> Tensor:
-    """(N, N) mixing weights of the clients whose reports are known; every other client is alone.
-
-    Args:
-        clients: (M,) those whose rows (M, N) are wanted; None: all, sparse if there are many.
-        vc: (N,) see `mixing.weights`, which takes the ``rule`` too.
-    """
-    many = len(reports.n) >= mixing.SPARSE_FROM
-    zeta, q = reports.for_weights
-    if reports.known is None:
-        problem = zeta, q, reports.n
-        if clients is not None:
-            return mixing.weights_of(clients, *problem, vc=vc, **rule)
-        return (mixing.sparse_weights if many else mixing.weights)(*problem, vc=vc, **rule)
-    known = torch.tensor(reports.known, dtype=torch.long)
-    noise_counts = isinstance(rule["regularization"], str) or (vc is not None and rule["vc_weight"] not in (0, "raw"))
-    # Those that came may all have too few samples to know any noise.
-    known = known if q is not None or not noise_counts else known[:0]
-    alpha = _alone_but(known, len(reports.n))
-    if len(known):
-        zeta, q = discrepancy.reordered(zeta, known), None if q is None else q[known]
-        among = mixing.sparse_weights(zeta, q, reports.n[known], vc=None if vc is None else vc[known], **rule)
-        alpha += torch.sparse_coo_tensor(known[among.indices()], among.values(), alpha.shape, check_invariants=False)
-    alpha = alpha.coalesce()
-    if clients is not None:
-        return alpha.index_select(0, torch.tensor(clients)).to_dense()
-    return alpha if many else alpha.to_dense()
-
-
-def _alone_but(known: Tensor, N: int) -> Tensor:
-    """(N, N) sparse: every client has itself, but for those that are known, who have nobody yet."""
-    alone = torch.ones(N, dtype=torch.bool).index_fill_(0, known, False).nonzero().flatten()
-    ones = torch.ones(len(alone), dtype=torch.float64)
-    return torch.sparse_coo_tensor(torch.stack([alone, alone]), ones, (N, N), check_invariants=False)
 
 
 def _on_tour(state: State, rates: Tensor) -> State:
     """The state with new step sizes, at the start of a new tour of visits, since alpha is new."""
     tour = int(state.memory[TOUR]["at"][0]) + 1 if TOUR in state.memory else 0
     return replace(state, memory={**state.memory, RATES: {"rate": rates}, TOUR: {"at": torch.tensor([tour, 0])}})
-
-
-def visit_rates(federation: Federation, alpha: Tensor, reports: Reports, options: Options) -> Tensor:
-    r"""(N,) by how much the step size of each model shrinks because its hosts differ from one another.
-
-    .. math:: \rho_i = \frac{s_i}{s_i + V_i}, \quad s_i = q_i n_i / \min(B, n_i)
-
-    where s is the variance of a mini-batch gradient and V the variance between hosts (`mixing.spread`). Both are noise
-    to a model that goes from host to host, and this keeps the noise of a step at what mini-batches alone would cause.
-    """
-    if options.rate_rule == "plain" or reports.q is None:
-        return torch.ones(len(federation.clients), dtype=torch.float64)
-    # In the order of keys, so that sums do not depend on how the clients are labelled.
-    order = torch.tensor(federation.order)
-    zeta, q, n = discrepancy.reordered(reports.zeta, order), reports.q[order], reports.n[order]
-    alpha = alpha.to_dense() if len(order) < mixing.SPARSE_FROM else alpha
-    alpha = alpha.index_select(0, order).index_select(1, order)
-    noise = q * n / n.clamp_max(options.visiting.batch_size)
-    between = mixing.spread(alpha, zeta, q)
-    # Without any noise a gradient is exact, and only what hosts have in common is left to learn slowly.
-    rates = torch.where(noise + between > 0, noise / (noise + between), 1.0)
-    return torch.empty_like(rates).index_copy_(0, order, rates)
 
 
 def chosen_share(memory: Mapping[str, Params]) -> float:

@@ -160,22 +160,26 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
         1
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
     best = _supported_minimum(losses.mean(1))
-    differences = losses - losses[best]
-    # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
-    allowed = TOLERANCE * differences.std(1) / math.sqrt(losses.shape[1]) if losses.shape[1] > 1 else 0.0
-    lost = differences.mean(1)
+    lost, error = _compared_with(losses, best)
+    # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
+    if best < groups:
+        draw = lost <= NEGLIGIBLE * losses[best].mean()
+        wide = [c for c in range(groups + 1, len(shares) - 1) if draw[c] and draw[c + 1]]
+        # Where all ways to share lead to one loss clients are alike, and who is alone must win by more than its error.
+        sharing = losses[1:].mean(1)
+        if best == 0 and sharing.max() - sharing.min() <= NEGLIGIBLE * sharing.min() and lost[groups] <= error[groups]:
+            wide = [*range(1, len(shares))]
+        if wide:
+            best = min(wide, key=lambda c: float(lost[c]))
+            lost, error = _compared_with(losses, best)
     # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
     negligible = lost <= NEGLIGIBLE * losses[best].mean()
-    groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
+    # Where clients are as well off alone, sharing must show that it pays, unless it makes no difference at all.
     if negligible[0] and not negligible.all():
-        # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
-        wide = [c for c in range(groups + 1, len(shares) - 1) if negligible[c] and negligible[c + 1]]
-        if best < groups and wide:
-            return min(wide, key=lambda c: float(lost[c]))
-        # Else where clients are as well off alone, sharing must show that it pays.
         negligible = torch.zeros_like(negligible)
-    as_good = (lost <= allowed) | negligible
+    as_good = (lost <= TOLERANCE * error) | negligible
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
     for c in way:
@@ -183,6 +187,15 @@ def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
             break
         chosen = c
     return chosen
+
+
+def _compared_with(losses: Tensor, best: int) -> tuple[Tensor, Tensor]:
+    """(C,) by how much the mean loss of each candidate exceeds that of the best, and the standard error of it."""
+    differences = losses - losses[best]
+    # Of one client, and of infinite losses, no error is known: then only the smallest mean itself is good.
+    if losses.shape[1] < 2:
+        return differences.mean(1), torch.zeros_like(differences.mean(1))
+    return differences.mean(1), differences.std(1) / math.sqrt(losses.shape[1])
 
 
 def _supported_minimum(means: Tensor) -> int:
