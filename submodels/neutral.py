@@ -162,6 +162,20 @@ def widened(x: Any) -> Any:
     return x.to(_WIDE[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDE else x
 
 
+# What an operation is told if it draws nothing but on demand: fused attention and RReLU compute, and may draw besides.
+_QUIET = {"dropout_p": 0.0, "dropout": 0.0, "training": False}
+
+
+def _quiet(func, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The call told to draw nothing, or None if drawing is all the operation does."""
+    told = [(i, arg.name) for i, arg in enumerate(func._schema.arguments) if arg.name in _QUIET]
+    if not told:
+        return None
+    named = {name: _QUIET[name] for i, name in told if i >= len(args)}
+    values = {i: _QUIET[name] for i, name in told if i < len(args)}
+    return tuple(values.get(i, v) for i, v in enumerate(args)), {**kwargs, **named}
+
+
 class _Double(TorchDispatchMode):
     """Every operation in float64, and random draws that are alike for all channels."""
 
@@ -179,6 +193,10 @@ class _Double(TorchDispatchMode):
         name = func._schema.name
         if name == "aten::native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if "rrelu" in name:
+            args[1].fill_(1.0)  # the slopes it would have drawn; its gradient reads them
+        if quiet := _quiet(func, args, kwargs):
+            return tree_map(widened, func(*quiet[0], **quiet[1]))
         out = func(*args, **kwargs)
         self.draws += 1
         # A draw per channel would be another one in the sub-model: one value for all, another one at every call.

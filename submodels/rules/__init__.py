@@ -29,9 +29,11 @@ RULES: dict[str, Callable[..., None]] = {
 
 # Pointwise operations that torch does not tag as such.
 POINTWISE = frozenset(
-    "clone detach alias _to_copy contiguous lift_fresh lift_fresh_copy native_dropout copy bernoulli dropout fill zero "
-    "ones_like zeros_like empty_like full_like rand_like randn_like normal uniform exponential random _prelu_kernel "
-    "log_normal masked_fill where native_dropout_backward hardswish hardsigmoid hardtanh".split()
+    "clone detach alias _to_copy contiguous lift_fresh lift_fresh_copy native_dropout copy bernoulli dropout fill "
+    "zero ones_like zeros_like empty_like full_like rand_like randn_like normal uniform exponential random "
+    "_prelu_kernel log_normal poisson cauchy geometric _standard_gamma rrelu_with_noise log_sigmoid_forward "
+    "masked_fill where native_dropout_backward hardswish hardsigmoid hardtanh polar complex "
+    "fake_quantize_per_tensor_affine_cachemask".split()
 )
 
 
