@@ -271,6 +271,52 @@ def test_every_axis_that_stays_whole_says_why():
     assert why["last.weight", 1] == "op:index"
 
 
+def test_a_tensor_that_is_no_buffer_is_named_as_the_reason_with_the_remedy():
+    class Positions(nn.Module):
+        """Adds positions that it forgot to register."""
+
+        def __init__(self, *, registered):
+            super().__init__()
+            self.embed, self.up, self.out = nn.Embedding(9, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+            table = torch.zeros(1, 20, 16)
+            self.register_buffer("table", table) if registered else setattr(self, "table", table)
+            self.tables = [self.table]  # a second way to the same tensor changes nothing
+
+        def forward(self, x):
+            return self.out(self.up(self.embed(x) + self.table[:, : x.shape[1]]).relu())
+
+    words = torch.zeros(2, 5, dtype=torch.long)
+    whole = AxisMap.trace(Positions(registered=False), words)
+    assert whole.sizes == (32,)
+    assert whole.frozen_by["embed.weight", 1] == "a tensor that is no buffer; register_buffer makes it one"
+    assert AxisMap.trace(Positions(registered=True), words).sizes == (16, 32)
+
+
+class Tables(nn.Module):
+    """Positions from three tables, of which a sentence reads the beginning: learned, of sines, and rotations."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.out = nn.Embedding(9, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+        self.learned = nn.Parameter(torch.randn(1, 20, 16))
+        self.register_buffer("sines", torch.randn(20, 1, 16))
+        self.register_buffer("cosines", torch.randn(20, 16), persistent=False)
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = self.embed(x) + self.learned.to(torch.float32)[:, :n]
+        x = x + self.sines[:n].transpose(0, 1)
+        return self.out(self.up(x * self.cosines[None, :n]).relu())
+
+
+def test_tables_of_positions_keep_those_that_the_example_is_too_short_for():
+    scalable = ScalableModel(Tables(), torch.zeros(2, 5, dtype=torch.long))
+    assert scalable.sizes == (16, 32)
+    sub = scalable.extract(0.25).module
+    assert sub.learned.shape == (1, 20, 4) and sub.sines.shape == (20, 1, 4)
+    assert sub(torch.zeros(2, 20, dtype=torch.long)).shape == (2, 20, 3)
+
+
 def test_a_size_typed_into_a_split_keeps_the_axis_whole():
     axis_map = AxisMap.trace(LiteralSplit(), torch.zeros(IMAGE))
     assert axis_map.sizes == (16,)

@@ -36,6 +36,12 @@ POINTWISE = frozenset(
     "fake_quantize_per_tensor_affine_cachemask".split()
 )
 
+# Operations that hand numbers on, all or some of them, and compute nothing.
+HANDING_ON = frozenset(
+    "slice narrow split split_with_sizes alias detach clone _to_copy contiguous view _unsafe_view reshape expand "
+    "squeeze unsqueeze transpose permute t lift_fresh lift_fresh_copy".split()
+)
+
 
 class RuleError(RuntimeError):
     """A rule failed on a call it did not refuse: a bug in the rule, not in the traced model."""
