@@ -116,6 +116,7 @@ def trace(model: nn.Module, examples: Examples, declared: Declared, heads: str =
     # Formulas are solved last: what their parts measure may only turn up later in the run.
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
+    _freeze_constants(result.trace.axes, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     rows = [*result.trace.axes.values(), *result.trace.states.values(), result.trace.attributes.values()]
     axes = [axis for row in rows for axis in row]
     for _ in range(3):  # freezing may change which factor of a product is free, and that which sizes are equal
@@ -215,6 +216,14 @@ def _freeze_unread(tracer: Tracer, named: Mapping[str, list[Axis]]) -> None:
     for leaf in [leaf for row in named.values() for axis in row for leaf in leaves(axis)]:
         if id(leaf) not in read:
             freeze(leaf, "not read in the traced run")
+
+
+def _freeze_constants(named: Mapping[str, list[Axis]], parameters: set[str]) -> None:
+    """Keep whole what only buffers have, such as frequencies or random features: cutting it saves no parameter."""
+    learned = {id(leaf) for name in parameters for axis in named[name] for leaf in leaves(axis)}
+    for leaf in [leaf for row in named.values() for axis in row for leaf in leaves(axis)]:
+        if id(leaf) not in learned:
+            freeze(leaf, "in no parameter")
 
 
 def _freeze_beyond(states: Mapping[StateName, list[Axis]], named: Mapping[str, list[Axis]]) -> None:

@@ -292,6 +292,44 @@ def test_a_tensor_that_is_no_buffer_is_named_as_the_reason_with_the_remedy():
     assert AxisMap.trace(Positions(registered=True), words).sizes == (16, 32)
 
 
+class Convolved(nn.Module):
+    """A graph convolution by a sparse matrix, then an energy, of which the forward returns the gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mid, self.out = nn.Linear(6, 16), nn.Linear(16, 32), nn.Linear(32, 1)
+
+    def forward(self, x, graph):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.out(F.softplus(self.mid(torch.sparse.mm(graph, F.softplus(self.up(x))))))
+            return torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+
+def test_forces_on_a_sparse_graph_are_cut_exactly():
+    scalable = ScalableModel(Convolved(), (torch.randn(5, 6), torch.eye(5).roll(1, 0).to_sparse()))
+    assert scalable.sizes == (16, 32) and scalable.verify().exact
+
+
+class Filterbank(nn.Module):
+    """Frequencies by a fixed matrix, summed up by another: no parameter has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("waves", torch.randn(12, 40))
+        self.register_buffer("bands", torch.rand(40, 8))
+        self.up, self.out = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(self.up((x @ self.waves).cosh() @ self.bands).relu())
+
+
+def test_what_only_buffers_have_stays_whole():
+    scalable = ScalableModel(Filterbank(), torch.zeros(2, 12))
+    assert scalable.sizes == (16, 8) and scalable.axis_map.frozen_by["waves", 1] == "in no parameter"
+    assert scalable.verify().exact
+
+
 class Tables(nn.Module):
     """Positions from three tables, of which a sentence reads the beginning: learned, of sines, and rotations."""
 
