@@ -62,6 +62,7 @@ class _Counting(TorchFunctionMode):
         super().__init__()
         self.journal, self.replay = journal, replay
         self._means = iter(list(journal.means))
+        self._centres: dict[int, tuple[Tensor, Tensor]] = {}  # means, and what they are means of
         self._scalars = {name: iter(list(row)) for name, row in journal.scalars.items()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -82,6 +83,8 @@ class _Counting(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self, _seen_through():
                 return func(*args, **kwargs)
+        if self._centring(func, args):
+            return args[0]
         args, kwargs = self._with_scalars(func, args, kwargs)
         out = func(*args, **kwargs)
         if func in (torch.var, torch.Tensor.var, torch.std, torch.Tensor.std):  # a norm written by hand
@@ -93,9 +96,18 @@ class _Counting(TorchFunctionMode):
     def _counted(self, out: Tensor, x: Tensor) -> Tensor:
         count = x.numel() // max(1, out.numel())
         if self.replay:
-            return out * (count / next(self._means, count))
-        self.journal.means.append(count)
+            out = out * (count / next(self._means, count))
+        else:
+            self.journal.means.append(count)
+        self._centres[id(out)] = (out, x)
         return out
+
+    def _centring(self, func, args: tuple) -> bool:
+        """Whether a call takes off a tensor its own mean, as norms by hand do: dropped channels would not stay zero."""
+        if getattr(func, "__name__", "").strip("_") not in ("sub", "isub", "subtract") or len(args) < 2:
+            return False
+        _, centred = self._centres.get(id(args[1]), (None, None))
+        return centred is not None and centred.shape == args[0].shape and torch.equal(centred, args[0])
 
     def _with_scalars(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The call with the masked model's scalars: factors and summands that a forward computes from sizes."""

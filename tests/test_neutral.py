@@ -36,6 +36,11 @@ def rms(m, x):
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
 
 
+def layer_norm(m, x):
+    mean = x.float().mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
 BETWEEN = [
     ("a cast to float32", lambda m, x: x.float().tanh()),
     ("an RMS norm in float32", rms),
@@ -47,6 +52,7 @@ BETWEEN = [
     ("dropout that never rests", lambda m, x: F.dropout(x, 0.3, training=True)),
     ("a root of the width", lambda m, x: x / math.sqrt(x.size(-1))),
     ("a mean squared error", lambda m, x: x * F.mse_loss(x, x.detach() * 0.5)),
+    ("a layer norm by hand", layer_norm),
     ("leaky units that could be drawn", lambda m, x: F.rrelu(x) + F.rrelu(x, training=True)),
     ("a mean by hand", lambda m, x: x - x.sum(-1, keepdim=True) / x.size(-1)),
 ]
