@@ -91,7 +91,7 @@ class _Counting(TorchFunctionMode):
             return torch.ones_like(out)
         if func in (torch.mean, torch.Tensor.mean) or (func in LOSSES and kwargs.get("reduction", "mean") == "mean"):
             return self._counted(out, arguments(args, kwargs, "input")[0])
-        return out
+        return self._measured(func, args, out)
 
     def _counted(self, out: Tensor, x: Tensor) -> Tensor:
         count = x.numel() // max(1, out.numel())
@@ -108,6 +108,18 @@ class _Counting(TorchFunctionMode):
             return False
         _, centred = self._centres.get(id(args[1]), (None, None))
         return centred is not None and centred.shape == args[0].shape and torch.equal(centred, args[0])
+
+    def _measured(self, func, args: tuple, out: Any) -> Any:
+        """The result, or the masked model's if a size went into it: ``torch.sqrt(torch.tensor(channels))``."""
+        name = getattr(func, "__name__", "")
+        made = name in ("tensor", "as_tensor", "scalar_tensor") and type(args[0]) in (int, float)
+        rooted = name in ("sqrt", "rsqrt") and not args[0].dim() and not args[0].is_floating_point()
+        if not (made or rooted) or not out.is_floating_point():  # whole numbers may be indices
+            return out
+        if not self.replay:
+            self.journal.scalars[name].append((float(out),))
+            return out
+        return torch.full_like(out, *next(self._scalars.get(name, iter(())), (float(out),)))
 
     def _with_scalars(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The call with the masked model's scalars: factors and summands that a forward computes from sizes."""

@@ -51,6 +51,8 @@ BETWEEN = [
     ("noise drawn in place", lambda m, x: x * torch.empty_like(x).uniform_()),
     ("dropout that never rests", lambda m, x: F.dropout(x, 0.3, training=True)),
     ("a root of the width", lambda m, x: x / math.sqrt(x.size(-1))),
+    ("a root of the width in a tensor", lambda m, x: x / torch.sqrt(torch.tensor(x.size(-1)))),
+    ("a factor of the width in a tensor", lambda m, x: x * torch.tensor(x.size(-1) ** -0.5, dtype=torch.float32)),
     ("a mean squared error", lambda m, x: x * F.mse_loss(x, x.detach() * 0.5)),
     ("a layer norm by hand", layer_norm),
     ("leaky units that could be drawn", lambda m, x: F.rrelu(x) + F.rrelu(x, training=True)),
