@@ -107,11 +107,15 @@ class _Counting(TorchFunctionMode):
         if getattr(func, "__name__", "").strip("_") not in ("sub", "isub", "subtract") or len(args) < 2:
             return False
         _, centred = self._centres.get(id(args[1]), (None, None))
-        return centred is not None and centred.shape == args[0].shape and torch.equal(centred, args[0])
+        if centred is None or not isinstance(args[0], Tensor) or centred.shape != args[0].shape:
+            return False
+        return torch.equal(centred, args[0])
 
     def _measured(self, func, args: tuple, out: Any) -> Any:
         """The result, or the masked model's if a size went into it: ``torch.sqrt(torch.tensor(channels))``."""
         name = getattr(func, "__name__", "")
+        if not args:
+            return out
         made = name in ("tensor", "as_tensor", "scalar_tensor") and type(args[0]) in (int, float)
         rooted = name in ("sqrt", "rsqrt") and not args[0].dim() and not args[0].is_floating_point()
         if not (made or rooted) or not out.is_floating_point():  # whole numbers may be indices

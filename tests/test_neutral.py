@@ -51,6 +51,7 @@ BETWEEN = [
     ("noise drawn in place", lambda m, x: x * torch.empty_like(x).uniform_()),
     ("dropout that never rests", lambda m, x: F.dropout(x, 0.3, training=True)),
     ("a root of the width", lambda m, x: x / math.sqrt(x.size(-1))),
+    ("roots by name", lambda m, x: torch.sqrt(input=x.abs()) * (1 - torch.mean(input=x))),
     ("a root of the width in a tensor", lambda m, x: x / torch.sqrt(torch.tensor(x.size(-1)))),
     ("a factor of the width in a tensor", lambda m, x: x * torch.tensor(x.size(-1) ** -0.5, dtype=torch.float32)),
     ("a mean squared error", lambda m, x: x * F.mse_loss(x, x.detach() * 0.5)),
