@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from submodels.axes import Axis, find, is_frozen, leaves
 from submodels.calls import Call
-from submodels.skeleton import on_meta, tensors_in
+from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
 from submodels.trace import observed_axes
 
 Dims = tuple[int | None, ...]  # for every tensor among the arguments: the dimension that counts samples
@@ -29,7 +29,7 @@ def find_batch(model: nn.Module, call: Call) -> Dims:
     try:
         rows, weights, out = observed_axes(copy, call.to("meta"))
     except Exception:  # whatever a forward may raise on tensors without values
-        return leading(call)
+        return _leading_if_it_runs(model, call)
     found = _matching(rows, _batch_axes(rows, weights, out))
     return found if any(dim is not None for dim in found) else _doubled(copy, call)
 
@@ -39,6 +39,25 @@ def leading(call: Call) -> Dims:
     tensors = call.tensors()
     size = next((x.shape[0] for x in tensors if x.dim()), None)
     return tuple(0 if x.dim() and x.shape[0] == size else None for x in tensors)
+
+
+def _leading_if_it_runs(model: nn.Module, call: Call) -> Dims:
+    """The leading dimensions, if the model also takes twice as many samples; none at all for a list of images."""
+    dims = leading(call)
+    rest = iter(dims)
+
+    def repeat(x: Any) -> Any:
+        return torch.cat([x, x]) if isinstance(x, Tensor) and next(rest) == 0 else x
+
+    copy = rebuild(model, {id(x): x.detach() for _, x in named_tensors(model)}).eval()
+    device = next((x.device for _, x in named_tensors(model)), torch.device("cpu"))
+    args, kwargs = tree_map(repeat, tuple(call.to(device)))
+    try:
+        with torch.no_grad():
+            copy(*args, **kwargs)
+    except Exception:  # whatever a forward may raise on another number of samples
+        return (None,) * len(dims)
+    return dims
 
 
 def stated(batch_dim: int | Sequence[int | None], call: Call) -> Dims:

@@ -115,10 +115,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{shown(model)} is not a model; give an nn.Module, such as torchvision.models.resnet18()")
     model = getattr(model, "_orig_mod", model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            f"{model.original_name} was compiled by torch.jit, which hides its forward; give the module it came from"
-        )
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            what = f"{name!r} of {type(model).__name__}" if name else part.original_name
+            raise TypeError(f"{what} was compiled by torch.jit, which hides its forward; give the module it came from")
     lazy = next((name for name, x in named_tensors(model) if nn.parameter.is_lazy(x)), None)
     if lazy is not None:
         raise ValueError(f"{lazy!r} of {type(model).__name__} has no size yet; run the model once before it is traced")

@@ -62,6 +62,7 @@ class _Counting(TorchFunctionMode):
         super().__init__()
         self.journal, self.replay = journal, replay
         self._means = iter(list(journal.means))
+        self._centres: dict[int, tuple[Tensor, Tensor]] = {}  # means, and what they are means of
         self._scalars = {name: iter(list(row)) for name, row in journal.scalars.items()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -82,20 +83,47 @@ class _Counting(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self, _seen_through():
                 return func(*args, **kwargs)
+        if self._centring(func, args):
+            return args[0]
         args, kwargs = self._with_scalars(func, args, kwargs)
         out = func(*args, **kwargs)
         if func in (torch.var, torch.Tensor.var, torch.std, torch.Tensor.std):  # a norm written by hand
             return torch.ones_like(out)
         if func in (torch.mean, torch.Tensor.mean) or (func in LOSSES and kwargs.get("reduction", "mean") == "mean"):
             return self._counted(out, arguments(args, kwargs, "input")[0])
-        return out
+        return self._measured(func, args, out)
 
     def _counted(self, out: Tensor, x: Tensor) -> Tensor:
         count = x.numel() // max(1, out.numel())
         if self.replay:
-            return out * (count / next(self._means, count))
-        self.journal.means.append(count)
+            out = out * (count / next(self._means, count))
+        else:
+            self.journal.means.append(count)
+        self._centres[id(out)] = (out, x)
         return out
+
+    def _centring(self, func, args: tuple) -> bool:
+        """Whether a call takes off a tensor its own mean, as norms by hand do: dropped channels would not stay zero."""
+        if getattr(func, "__name__", "").strip("_") not in ("sub", "isub", "subtract") or len(args) < 2:
+            return False
+        _, centred = self._centres.get(id(args[1]), (None, None))
+        if centred is None or not isinstance(args[0], Tensor) or centred.shape != args[0].shape:
+            return False
+        return torch.equal(centred, args[0])
+
+    def _measured(self, func, args: tuple, out: Any) -> Any:
+        """The result, or the masked model's if a size went into it: ``torch.sqrt(torch.tensor(channels))``."""
+        name = getattr(func, "__name__", "")
+        if not args:
+            return out
+        made = name in ("tensor", "as_tensor", "scalar_tensor") and type(args[0]) in (int, float)
+        rooted = name in ("sqrt", "rsqrt") and not args[0].dim() and not args[0].is_floating_point()
+        if not (made or rooted) or not out.is_floating_point():  # whole numbers may be indices
+            return out
+        if not self.replay:
+            self.journal.scalars[name].append((float(out),))
+            return out
+        return torch.full_like(out, *next(self._scalars.get(name, iter(())), (float(out),)))
 
     def _with_scalars(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The call with the masked model's scalars: factors and summands that a forward computes from sizes."""
@@ -162,6 +190,20 @@ def widened(x: Any) -> Any:
     return x.to(_WIDE[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDE else x
 
 
+# What an operation is told if it draws nothing but on demand: fused attention and RReLU compute, and may draw besides.
+_QUIET = {"dropout_p": 0.0, "dropout": 0.0, "training": False}
+
+
+def _quiet(func, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The call told to draw nothing, or None if drawing is all the operation does."""
+    told = [(i, arg.name) for i, arg in enumerate(func._schema.arguments) if arg.name in _QUIET]
+    if not told:
+        return None
+    named = {name: _QUIET[name] for i, name in told if i >= len(args)}
+    values = {i: _QUIET[name] for i, name in told if i < len(args)}
+    return tuple(values.get(i, v) for i, v in enumerate(args)), {**kwargs, **named}
+
+
 class _Double(TorchDispatchMode):
     """Every operation in float64, and random draws that are alike for all channels."""
 
@@ -179,6 +221,10 @@ class _Double(TorchDispatchMode):
         name = func._schema.name
         if name == "aten::native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if "rrelu" in name:
+            args[1].fill_(1.0)  # the slopes it would have drawn; its gradient reads them
+        if quiet := _quiet(func, args, kwargs):
+            return tree_map(widened, func(*quiet[0], **quiet[1]))
         out = func(*args, **kwargs)
         self.draws += 1
         # A draw per channel would be another one in the sub-model: one value for all, another one at every call.

@@ -8,6 +8,8 @@ replaced by those of the copy, so tied weights stay tied.
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -118,8 +120,13 @@ def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
         new = {}
     elif kind is dict:
         new = {name: item if _is_immutable(item) else _copied("_", item, memo) for name, item in value.items()}
-    elif kind is list and all(map(_is_immutable, value)):
-        new = list(value)
+    elif kind is OrderedDict:  # hooks
+        new = OrderedDict((name, _copied("_", item, memo)) for name, item in value.items())
+    elif kind is list:
+        memo[id(value)] = new = []  # it may hold itself
+        new.extend(item if _is_immutable(item) else _copied("_", item, memo) for item in value)
+    elif kind is FunctionType and _refers_to(value, memo):
+        return _rebound(value, memo)
     else:
         try:
             return copy.deepcopy(value, memo)
@@ -127,6 +134,40 @@ def _copied(key: str, value: Any, memo: dict[int, Any]) -> Any:
             new = value
     memo[id(value)] = new
     return new
+
+
+def _captured(function: FunctionType) -> list[Any]:
+    """What a function holds besides its code: variables of the scope it was made in, and defaults."""
+    cells = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a variable that has no value yet
+            cells.append(cell.cell_contents)
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _refers_to(function: FunctionType, memo: Mapping[int, Any]) -> bool:
+    """Whether a function, such as ``lambda x: self.head(x)``, holds a part of the module that is copied."""
+    held = _captured(function)
+    held += [item for value in held if type(value) in (list, tuple) for item in value]
+    return any(id(value) in memo for value in held if isinstance(value, nn.Module | Tensor))
+
+
+def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """The function, made in the scope of the copy: it would run the original's layers."""
+
+    def new(value: Any) -> Any:
+        return value if _is_immutable(value) else _copied("_", value, memo)
+
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
+    memo[id(function)] = made  # it may hold itself
+    for cell, old in zip(cells, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            cell.cell_contents = new(old.cell_contents)
+    made.__defaults__ = function.__defaults__ and tuple(map(new, function.__defaults__))
+    made.__kwdefaults__ = function.__kwdefaults__ and {key: new(v) for key, v in function.__kwdefaults__.items()}
+    made.__dict__.update(function.__dict__)
+    return made
 
 
 def on_meta(module: nn.Module) -> nn.Module:

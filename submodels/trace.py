@@ -21,7 +21,7 @@ from submodels.calls import Call, Examples
 from submodels.integers import Attribute
 from submodels.recurrence import TwoSteps
 from submodels.sizes import Sizes
-from submodels.skeleton import holds_weights, named_tensors, on_meta, rebuild, tensors_in
+from submodels.skeleton import holds_weights, loose_tensors, named_tensors, on_meta, rebuild, tensors_in
 from submodels.states import StateName, find_states
 
 _REMEDY = {"model output": "say with outputs= which of the model's answers must stay whole"}
@@ -65,6 +65,7 @@ class Tracer(TorchDispatchMode):
         self._axes: dict[int, list[Axis]] = {}
         self._alive: list[Tensor] = []  # ids are only unique among living objects
         self.seen: set[int] = set()
+        self.read: dict[int, Axis] = {}  # axes of operands whose values were used, not just handed on
         self.unknown: dict[str, int] = {}
 
     def __getitem__(self, x: Tensor) -> list[Axis]:
@@ -91,6 +92,8 @@ class Tracer(TorchDispatchMode):
         if not inputs:
             return out
         self.seen.update(map(id, inputs))
+        if name not in rules.HANDING_ON:
+            self.read.update((id(axis), axis) for x in inputs for axis in self._axes.get(id(x), ()))
         elementwise = torch.Tag.pointwise in func.tags
         if not rules.apply(self, name, elementwise, args, kwargs, out, inputs):
             self.unknown[name] = self.unknown.get(name, 0) + 1
@@ -113,6 +116,7 @@ def trace(model: nn.Module, examples: Examples, declared: Declared, heads: str =
     # Formulas are solved last: what their parts measure may only turn up later in the run.
     result.sizes.finish()
     result.trace.attributes.update({source: axes[0] for source, axes in result.sizes.attributes.items()})
+    _freeze_constants(result.trace.axes, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     rows = [*result.trace.axes.values(), *result.trace.states.values(), result.trace.attributes.values()]
     axes = [axis for row in rows for axis in row]
     for _ in range(3):  # freezing may change which factor of a product is free, and that which sizes are equal
@@ -150,6 +154,9 @@ def _observe(model: nn.Module, examples: Examples, declared: Declared, heads: st
     for name, x in named_tensors(model):
         own = declared.tensors.get(name)
         tracer[x] = own or [Axis(n, None if holds_weights(x) else "integer buffer") for n in x.shape]
+    known = {id(x) for _, x in named_tensors(model)}
+    for x in (x for x in loose_tensors(model) if id(x) not in known):
+        tracer[x] = [fixed(n, "a tensor that is no buffer; register_buffer makes it one") for n in x.shape]
     matches = find_states(model, examples)
     for i, call in enumerate(examples.calls):
         for k, x in enumerate(call.tensors()):
@@ -186,6 +193,7 @@ def _observe(model: nn.Module, examples: Examples, declared: Declared, heads: st
     unused = [name for name, x in named_tensors(model) if id(x) not in tracer.seen]
     tracer.freeze([x for name, x in named_tensors(model) if name in unused], "not used in the traced run")
     notes += _not_run([name for name, _ in model.named_parameters() if name in unused])
+    _freeze_unread(tracer, named)
     _freeze_beyond(states, named)
     return _Observation(Trace(named, {}, tracer.unknown, notes, states=states), sizes)
 
@@ -199,6 +207,23 @@ def _not_run(parameters: list[str]) -> list[str]:
     return [
         f"no example runs {names}{more}: they stay whole; add an example that runs them (examples=) to cut them too"
     ]
+
+
+def _freeze_unread(tracer: Tracer, named: Mapping[str, list[Axis]]) -> None:
+    """Keep whole what of a weight was sliced off and never read: positions beyond the example's length."""
+    # Other inputs may read it, and it shrinks with no channel of the model.
+    read = {id(leaf) for axis in tracer.read.values() for leaf in leaves(axis)}
+    for leaf in [leaf for row in named.values() for axis in row for leaf in leaves(axis)]:
+        if id(leaf) not in read:
+            freeze(leaf, "not read in the traced run")
+
+
+def _freeze_constants(named: Mapping[str, list[Axis]], parameters: set[str]) -> None:
+    """Keep whole what only buffers have, such as frequencies or random features: cutting it saves no parameter."""
+    learned = {id(leaf) for name in parameters for axis in named[name] for leaf in leaves(axis)}
+    for leaf in [leaf for row in named.values() for axis in row for leaf in leaves(axis)]:
+        if id(leaf) not in learned:
+            freeze(leaf, "in no parameter")
 
 
 def _freeze_beyond(states: Mapping[StateName, list[Axis]], named: Mapping[str, list[Axis]]) -> None:

@@ -246,7 +246,7 @@ def _twice(x: Tensor, dim: int | None) -> Tensor:
 
 def _telling(x: Tensor, seen: list[Tensor]) -> Tensor:
     """The tensor, or one of random numbers if it is constant or the same as one before: such inputs hide errors."""
-    if not holds_weights(x) or not x.numel():
+    if not holds_weights(x) or not x.numel() or x.layout is not torch.strided:
         return x
     generator = torch.Generator().manual_seed(2 + len(seen))
     noise = torch.randn(x.shape, dtype=x.dtype, generator=generator)

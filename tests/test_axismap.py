@@ -271,6 +271,90 @@ def test_every_axis_that_stays_whole_says_why():
     assert why["last.weight", 1] == "op:index"
 
 
+def test_a_tensor_that_is_no_buffer_is_named_as_the_reason_with_the_remedy():
+    class Positions(nn.Module):
+        """Adds positions that it forgot to register."""
+
+        def __init__(self, *, registered):
+            super().__init__()
+            self.embed, self.up, self.out = nn.Embedding(9, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+            table = torch.zeros(1, 20, 16)
+            self.register_buffer("table", table) if registered else setattr(self, "table", table)
+            self.tables = [self.table]  # a second way to the same tensor changes nothing
+
+        def forward(self, x):
+            return self.out(self.up(self.embed(x) + self.table[:, : x.shape[1]]).relu())
+
+    words = torch.zeros(2, 5, dtype=torch.long)
+    whole = AxisMap.trace(Positions(registered=False), words)
+    assert whole.sizes == (32,)
+    assert whole.frozen_by["embed.weight", 1] == "a tensor that is no buffer; register_buffer makes it one"
+    assert AxisMap.trace(Positions(registered=True), words).sizes == (16, 32)
+
+
+class Convolved(nn.Module):
+    """A graph convolution by a sparse matrix, then an energy, of which the forward returns the gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mid, self.out = nn.Linear(6, 16), nn.Linear(16, 32), nn.Linear(32, 1)
+
+    def forward(self, x, graph):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.out(F.softplus(self.mid(torch.sparse.mm(graph, F.softplus(self.up(x))))))
+            return torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+
+def test_forces_on_a_sparse_graph_are_cut_exactly():
+    scalable = ScalableModel(Convolved(), (torch.randn(5, 6), torch.eye(5).roll(1, 0).to_sparse()))
+    assert scalable.sizes == (16, 32) and scalable.verify().exact
+
+
+class Filterbank(nn.Module):
+    """Frequencies by a fixed matrix, summed up by another: no parameter has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("waves", torch.randn(12, 40))
+        self.register_buffer("bands", torch.rand(40, 8))
+        self.up, self.out = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(self.up((x @ self.waves).cosh() @ self.bands).relu())
+
+
+def test_what_only_buffers_have_stays_whole():
+    scalable = ScalableModel(Filterbank(), torch.zeros(2, 12))
+    assert scalable.sizes == (16, 8) and scalable.axis_map.frozen_by["waves", 1] == "in no parameter"
+    assert scalable.verify().exact
+
+
+class Tables(nn.Module):
+    """Positions from three tables, of which a sentence reads the beginning: learned, of sines, and rotations."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.out = nn.Embedding(9, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+        self.learned = nn.Parameter(torch.randn(1, 20, 16))
+        self.register_buffer("sines", torch.randn(20, 1, 16))
+        self.register_buffer("cosines", torch.randn(20, 16), persistent=False)
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = self.embed(x) + self.learned.to(torch.float32)[:, :n]
+        x = x + self.sines[:n].transpose(0, 1)
+        return self.out(self.up(x * self.cosines[None, :n]).relu())
+
+
+def test_tables_of_positions_keep_those_that_the_example_is_too_short_for():
+    scalable = ScalableModel(Tables(), torch.zeros(2, 5, dtype=torch.long))
+    assert scalable.sizes == (16, 32)
+    sub = scalable.extract(0.25).module
+    assert sub.learned.shape == (1, 20, 4) and sub.sines.shape == (20, 1, 4)
+    assert sub(torch.zeros(2, 20, dtype=torch.long)).shape == (2, 20, 3)
+
+
 def test_a_size_typed_into_a_split_keeps_the_axis_whole():
     axis_map = AxisMap.trace(LiteralSplit(), torch.zeros(IMAGE))
     assert axis_map.sizes == (16,)

@@ -57,6 +57,26 @@ class TrainsItself(nn.Module):
         return self.b(self.a(x)).pow(2).mean()
 
 
+class Looks(nn.Module):
+    """Looks at its numbers, so that no run without them can say what counts samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.i, self.o = nn.Conv2d(3, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.stack([image[:3] / image.max().item() for image in x]) if isinstance(x, list) else x / x.max().item()
+        return self.o(self.i(x).mean((2, 3)))
+
+
+class Detects(Looks):
+    """Takes images of three colours, in a list."""
+
+    def forward(self, x):
+        assert all(len(image) == 3 for image in x)
+        return super().forward(x)
+
+
 WORDS = torch.randint(0, 50, (4, 6))
 CASES = [
     ("batch first", Tagger(True), (WORDS,), (0,)),
@@ -64,6 +84,8 @@ CASES = [
     ("images", nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(4)), (torch.zeros(2, 3, 5, 5),), (0,)),
     ("a graph", GraphConvolution(), (torch.zeros(5, 12), torch.zeros(5, 5)), (None, None)),
     ("two inputs", TwoTowers(), (torch.zeros(3, 5), torch.zeros(3, 7)), (0, 0)),
+    ("images that are looked at", Looks(), (torch.ones(2, 3, 5, 5),), (0,)),
+    ("a list of images", Detects(), ([torch.ones(3, 5, 5), torch.ones(3, 5, 5)],), (None, None)),
     ("a loss alone", TrainsItself(), (torch.zeros(3, 5),), (0,)),
 ]
 

@@ -125,5 +125,7 @@ def test_what_cannot_be_traced_at_all_is_refused_with_the_remedy():
 
     with pytest.raises(TypeError, match=r"torch\.jit.*give the module it came from"):
         ScalableModel(Scripted(), X)
+    with pytest.raises(TypeError, match=r"^'1' of Sequential was compiled by torch\.jit"):
+        ScalableModel(nn.Sequential(nn.Linear(12, 4), Scripted()), X)
     with pytest.raises(ValueError, match=r"'0\.weight' of Sequential has no size yet; run the model once"):
         ScalableModel(nn.Sequential(nn.LazyLinear(4)), X)

@@ -259,22 +259,22 @@ def test_a_hidden_state_that_is_returned_overrules_a_declaration_and_says_so():
     assert scalable.sizes == (32,)
 
 
-class Rotated(nn.Module):
-    """Feature maps turned by an operation without a rule, which leaves channels where they are."""
+class Bounded(nn.Module):
+    """Feature maps bounded by an operation without a rule, which leaves channels where they are."""
 
     def __init__(self):
         super().__init__()
         self.stem, self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3), nn.Linear(6, 10)
 
     def forward(self, x):
-        return self.head(torch.relu(self.conv(torch.relu(self.stem(x)).rot90(1, (2, 3)))).mean((2, 3)))
+        return self.head(torch.relu(self.conv(torch.relu(self.stem(x)).renorm(2, 0, 1.0))).mean((2, 3)))
 
 
 def test_a_declaration_frees_what_an_unknown_operation_froze():
-    model, x = Rotated(), torch.zeros(2, 3, 8, 8)
+    model, x = Bounded(), torch.zeros(2, 3, 8, 8)
     alone = ScalableModel(model, x)
     assert alone.sizes == (6,)
-    assert alone.axis_map.frozen_by["stem.weight", 0] == "op:rot90"
+    assert alone.axis_map.frozen_by["stem.weight", 0] == "op:renorm"
     stated = ScalableModel(model, x, declare={"stem.weight": "c . . .", "stem.bias": "c", "conv.weight": "d c . ."})
     assert sorted(stated.sizes) == [6, 8]
     assert stated.axis_map.share(0.5) < 0.5 < alone.axis_map.share(0.5)

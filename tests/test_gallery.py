@@ -19,6 +19,10 @@ SHOWN = [
     "graph:gcn-index-add",
     "audio:tcn-weight-norm",
     "idiom:fno",
+    "idiom:femnist-literal-view",
+    "idiom:vq-vae",
+    "idiom:bilinear",
+    "idiom:kan",
 ]
 
 

@@ -1,6 +1,7 @@
 """verify on models that cast, sample, count in scalars, or take inputs of their own kind: right cuts never raise."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,11 @@ def rms(m, x):
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
 
 
+def layer_norm(m, x):
+    mean = x.float().mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
 BETWEEN = [
     ("a cast to float32", lambda m, x: x.float().tanh()),
     ("an RMS norm in float32", rms),
@@ -45,7 +51,12 @@ BETWEEN = [
     ("noise drawn in place", lambda m, x: x * torch.empty_like(x).uniform_()),
     ("dropout that never rests", lambda m, x: F.dropout(x, 0.3, training=True)),
     ("a root of the width", lambda m, x: x / math.sqrt(x.size(-1))),
+    ("roots by name", lambda m, x: torch.sqrt(input=x.abs()) * (1 - torch.mean(input=x))),
+    ("a root of the width in a tensor", lambda m, x: x / torch.sqrt(torch.tensor(x.size(-1)))),
+    ("a factor of the width in a tensor", lambda m, x: x * torch.tensor(x.size(-1) ** -0.5, dtype=torch.float32)),
     ("a mean squared error", lambda m, x: x * F.mse_loss(x, x.detach() * 0.5)),
+    ("a layer norm by hand", layer_norm),
+    ("leaky units that could be drawn", lambda m, x: F.rrelu(x) + F.rrelu(x, training=True)),
     ("a mean by hand", lambda m, x: x - x.sum(-1, keepdim=True) / x.size(-1)),
 ]
 
@@ -117,6 +128,53 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize("heads", ["whole", "dim"])
 def test_attention_is_proved_whichever_way_its_heads_are_cut(build, heads):
     assert ScalableModel(build(), WORDS, heads=heads).verify().exact
+
+
+class ConvAttention(nn.Module):
+    """Attention over pixels: with one head its tensors lie otherwise in memory, and torch takes its fused kernel."""
+
+    def __init__(self, heads=2):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Conv2d(3, 24 * heads, 1), nn.Conv2d(8 * heads, 5, 1)
+
+    def forward(self, x):
+        n, _, h, w = x.shape
+        q, k, v = self.qkv(x).reshape(n, self.heads, -1, h * w).transpose(2, 3).chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(2, 3).reshape(n, -1, h, w))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_fused_attention_is_the_same_computation_in_every_layout(layout):
+    image = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(memory_format=layout)
+    assert ScalableModel(ConvAttention(), image).verify().exact
+    with neutral(Journal(), replay=False):
+        q, k, v = (torch.arange(80.0 * i, 80 * i + 80).sin().reshape(2, 1, 5, 8) for i in range(3))
+        by_hand = (q @ k.transpose(-2, -1) / math.sqrt(8)).softmax(-1) @ v
+        assert torch.allclose(F.scaled_dot_product_attention(q, k, v), by_hand)
+
+
+class FusedAttention(nn.Module):
+    """Attention by torch's fused kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(20, 24), nn.Linear(24, 72), nn.Linear(24, 20)
+        self.heads = 4
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.embed(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_wrong_cut_in_front_of_fused_attention_is_found_out():
+    scalable = ScalableModel(FusedAttention(), WORDS)
+    assert scalable.verify().exact
+    rows, columns = scalable.axis_map.dims["qkv.weight"]
+    three, *others = rows.parts
+    dims = {**scalable.axis_map.dims, "qkv.weight": (replace(rows, parts=(*others, three)), columns)}
+    scalable.axis_map = replace(scalable.axis_map, dims=dims)
+    with pytest.raises(RuntimeError, match="no operation explains it"):
+        scalable.verify()
 
 
 class Siamese(nn.Module):

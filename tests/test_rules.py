@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -80,6 +81,8 @@ MOVING = [
     ("roll", lambda x: x.roll(1, 2), [(2, 3, 4)], "a b . -> a b ."),
     ("roll of everything", lambda x: x.roll(1), [(2, 3)], ". . -> . ."),
     ("flip", lambda x: x.flip(-1), [(2, 3, 4)], "a b . -> a b ."),
+    ("rot90", lambda x: x.rot90(1, (1, 2)), [(2, 3, 4)], "a . . -> a . ."),
+    ("rot90 twice", lambda x: x.rot90(2, (0, -1)), [(2, 3, 4)], ". a . -> . a ."),
     ("pad", lambda x: F.pad(x, (1, 2)), [(2, 3, 4)], "a b . -> a b ."),
     ("pad that shifts", lambda x: F.pad(x, (1, -1)), [(2, 3, 4)], "a b . -> a b ."),
     ("reflection pad", lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), [(2, 3, 4, 5)], "a b . . -> a b . ."),
@@ -104,6 +107,18 @@ MOVING = [
 CONTRACTING = [
     ("mm", lambda x, y: x @ y, [(2, 3), (3, 4)], "a b, b c -> a c"),
     ("matmul of a batch", lambda x, y: x @ y, [(2, 5, 3), (3, 4)], "a b c, c d -> a b d"),
+    (
+        "deform_conv2d",
+        lambda x, w, o, b: torchvision.ops.deform_conv2d(x, o * 0.1, w, b, padding=1),
+        [(2, 3, 4, 4), (5, 3, 3, 3), (2, 18, 4, 4), (5,)],
+        "a b . ., c b . ., a . . ., c -> a c . .",
+    ),
+    (
+        "deform_conv2d with a mask",
+        lambda x, w, o, b, m: torchvision.ops.deform_conv2d(x, o * 0.1, w, b, padding=1, mask=m),
+        [(2, 3, 4, 4), (5, 3, 3, 3), (2, 18, 4, 4), (5,), (2, 9, 4, 4)],
+        "a b . ., c b . ., a . . ., c, a . . . -> a c . .",
+    ),
     ("addmm", torch.addmm, [(4,), (2, 3), (3, 4)], "a, b c, c a -> b a"),
     ("mv", lambda x, y: x @ y, [(2, 3), (3,)], "a b, b -> a"),
     ("dot", lambda x, y: x @ y, [(3,), (3,)], "a, a -> "),
@@ -269,6 +284,13 @@ INDEXING = [
         "a . . b, ., . -> a . b",
     ),
     ("index_select", lambda x, i: x.index_select(1, i), [(2, 5, 3), Index((4,), 5)], "a . b, . -> a . b"),
+    (
+        "roi_align",
+        lambda x: torchvision.ops.roi_align(x, torch.tensor([[0, 0.5, 0.5, 3, 3]], dtype=x.dtype), 2),
+        [(2, 3, 4, 4)],
+        ". a . . -> . a . .",
+    ),
+    ("bucketize", lambda x: x * torch.bucketize(x, torch.arange(3.0, dtype=x.dtype)), [(2, 3)], "a b -> a b"),
     ("gather", lambda x, i: x.gather(1, i), [(2, 5, 3), Index((2, 4, 3), 5)], "a . b, a . b -> a . b"),
     ("embedding", lambda i, w: F.embedding(i, w), [Index((2, 3), 7), (7, 4)], "a b, . c -> a b c"),
     ("glu", lambda x: F.glu(x, 1), [(2, 6, 3)], "a (b + b) c -> a b c"),
@@ -289,6 +311,10 @@ INDEXING = [
     ),
     ("dropout in training", lambda x: F.dropout(x, 0.0, True), [(2, 3)], "a b -> a b"),
     ("to another type", lambda x: x.float().double(), [(2, 3)], "a b -> a b"),
+    ("leaky units that are drawn", lambda x: F.rrelu(x) + F.rrelu(x, 0.2, 0.2, training=True), [(2, 3)], "a b -> a b"),
+    ("polar", lambda x: torch.view_as_real(torch.polar(x.abs(), x)), [(2, 3)], "a b -> a b ."),
+    ("poisson", lambda x: torch.poisson(x.abs()) * 0 + torch.empty_like(x).cauchy_() * 0, [(2, 3)], "a b -> a b"),
+    ("gradient of softplus", lambda x: torch.ops.aten.softplus_backward(x, x, 1, 20), [(2, 3)], "a b -> a b"),
     ("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), [(3, 2)], "a . -> a ."),
 ]
 SCATTERING = [
@@ -499,7 +525,7 @@ def test_fused_attention_relates_its_axes_as_its_parts_do(mask):
     ("name", "op", "shapes"),
     [
         ("linalg_inv_ex", torch.linalg.inv, [(4, 4)]),
-        ("rot90", lambda x: x.rot90(1, (0, 1)), [(3, 4)]),
+        ("renorm", lambda x: x.renorm(2, 0, 1.0), [(3, 4)]),
         ("scatter", lambda x, y: x.scatter(1, torch.zeros(3, 4, dtype=torch.long, device="meta"), y), [(3, 4), (3, 4)]),
     ],
 )

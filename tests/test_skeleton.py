@@ -377,3 +377,34 @@ def test_what_cannot_be_copied_is_shared():
     model = nn.Linear(2, 2)
     model.lock = threading.Lock()
     assert rebuild(model, {}).lock is model.lock
+
+
+class Borrowing(nn.Module):
+    """Runs its layers by functions that it made when it was made: a variable, a default, one in a list, a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.scale = nn.Linear(4, 1)
+        self.first = lambda x: self.b(self.a(x).relu())
+        self.rest = [lambda x, layer=self.c: layer(x).relu(), torch.tanh, lambda x, *, layer=self.d: layer(x)]
+        self.d.register_forward_hook(lambda _layer, inputs, out: out * self.gain)
+        self.again = lambda x, n=2: x if n == 0 else self.again(x, n - 1)
+
+    def forward(self, x):
+        self.gain = self.scale(x)
+        x = self.again(self.first(x))
+        for function in self.rest:
+            x = function(x)
+        return x
+
+
+def test_functions_that_hold_layers_run_those_of_the_copy():
+    model = Borrowing()
+    scalable = ScalableModel(model, torch.zeros(2, 4))
+    assert scalable.sizes == (16, 16, 16) and scalable.verify().exact
+    sub = scalable.extract(0.5)
+    sub.module(torch.randn(2, 4)).sum().backward()
+    assert all(p.grad is not None for p in sub.module.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert sub.module.rest[1] is torch.tanh

@@ -27,11 +27,21 @@ RULES: dict[str, Callable[..., None]] = {
     **losses.RULES,
 }
 
-# Pointwise operations that torch does not tag as such.
+# Pointwise operations that torch does not tag as such; gradients of activations are met where forwards differentiate.
 POINTWISE = frozenset(
-    "clone detach alias _to_copy contiguous lift_fresh lift_fresh_copy native_dropout copy bernoulli dropout fill zero "
-    "ones_like zeros_like empty_like full_like rand_like randn_like normal uniform exponential random _prelu_kernel "
-    "log_normal masked_fill where native_dropout_backward hardswish hardsigmoid hardtanh".split()
+    "clone detach alias _to_copy contiguous lift_fresh lift_fresh_copy native_dropout copy bernoulli dropout fill "
+    "zero ones_like zeros_like empty_like full_like rand_like randn_like normal uniform exponential random "
+    "_prelu_kernel log_normal poisson cauchy geometric _standard_gamma rrelu_with_noise log_sigmoid_forward "
+    "masked_fill where native_dropout_backward hardswish hardsigmoid hardtanh polar complex "
+    "fake_quantize_per_tensor_affine_cachemask softplus_backward elu_backward gelu_backward silu_backward "
+    "mish_backward hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward "
+    "log_sigmoid_backward".split()
+)
+
+# Operations that hand numbers on, all or some of them, and compute nothing.
+HANDING_ON = frozenset(
+    "slice narrow split split_with_sizes alias detach clone _to_copy contiguous view _unsafe_view reshape expand "
+    "squeeze unsqueeze transpose permute t lift_fresh lift_fresh_copy".split()
 )
 
 

@@ -18,6 +18,13 @@ def addmm(t, out, bias, a, b, **_kw):
     same(t, t[out], t[bias])
 
 
+def sparse_addmm(t, out, bias, a, b, beta=1, alpha=1):
+    """Product with a sparse matrix; without a bias torch hands in zeros of its own, which bind nothing."""
+    mm(t, out, a, b)
+    if beta:
+        same(t, t[out], t[bias])
+
+
 def bmm(t, out, a, b, **_kw):
     """Batched matrix product: batch and inner axes are shared; a batch that can shrink is one of heads."""
     batch, _, inner = t[a]
@@ -118,9 +125,21 @@ def convolution(t, out, x, weight, bias, *settings):
     t[out] = [t[x][0], result, *(fixed(n, "spatial") for n in out.shape[2:])]
 
 
+def deformable_convolution(t, out, x, weight, offset, mask, bias, *settings):
+    """Convolution whose kernel is moved about at every position, for all channels alike."""
+    *_places, groups, offset_groups, use_mask = settings
+    require(offset_groups == 1, "channels with offsets of their own")
+    for places in (offset, mask) if use_mask else (offset,):
+        unify(t[x][0], t[places][0])
+        for axis in t[places][1:]:
+            freeze(axis, "spatial")
+    convolution(t, out, x, weight, bias, None, None, None, False, None, groups)
+
+
 RULES = {
     "mm": mm,
     "addmm": addmm,
+    "_sparse_addmm": sparse_addmm,
     "bmm": bmm,
     "baddbmm": baddbmm,
     "_grouped_mm": grouped_mm,
@@ -140,4 +159,5 @@ RULES = {
     "convolution": convolution,
     "_convolution": convolution,
     "convolution_overrideable": convolution,
+    "deform_conv2d": deformable_convolution,
 }

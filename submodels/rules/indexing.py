@@ -1,9 +1,10 @@
 """Operations that pick positions by number."""
 
 import torch
+from torch import Tensor
 
 from submodels.axes import Axis, cut, fixed, freeze, unify
-from submodels.rules.operands import require, resized
+from submodels.rules.operands import outputs, require, resized
 
 
 def embedding(t, out, weight, index, *_args):
@@ -47,6 +48,21 @@ def gather(t, out, x, dim, index, **_kw):
     t[out] = t[index]
 
 
+def regions(t, out, x, boxes, *_settings):
+    """Rectangles of feature maps, brought to one size: channels pass, images and positions are read by number."""
+    for axis in (t[x][0], *t[x][2:], t[boxes][1]):
+        freeze(axis, "op:regions")
+    for o in outputs(out):
+        t[o] = [t[boxes][0], t[x][1], *(fixed(n, "spatial") for n in o.shape[2:])]
+
+
+def bucketize(t, out, x, boundaries, **_kw):
+    """The number of the interval that every value falls into: the boundaries stay whole."""
+    require(isinstance(x, Tensor), "a number has no axis")
+    freeze(t[boundaries][0], "op:bucketize")
+    t[out] = t[x]
+
+
 def glu(t, out, x, dim=-1):
     """Gated unit: the two halves of an axis are one axis, which remains."""
     axes, dim = list(t[x]), dim % x.dim()
@@ -69,6 +85,9 @@ RULES = {
     "_unsafe_index": index,
     "index_select": index_select,
     "gather": gather,
+    "roi_align": regions,
+    "roi_pool": regions,
+    "bucketize": bucketize,
     "glu": glu,
     "new_zeros": new_constant,
     "new_ones": new_constant,

@@ -149,6 +149,16 @@ def roll(t, out, x, shifts, dims=()):
     t[out] = t[x]
 
 
+def rot90(t, out, x, k=1, dims=(0, 1)):
+    """Quarter turns: the two axes of the plane stay whole, and change places with every turn."""
+    axes, (i, j) = list(t[x]), (d % x.dim() for d in dims)
+    for d in (i, j):
+        freeze(axes[d], "op:rot90")
+    if k % 2:
+        axes[i], axes[j] = axes[j], axes[i]
+    t[out] = axes
+
+
 def flip(t, out, x, dims):
     """Positions reverse along axes, which stay whole."""
     for d in dims:
@@ -266,6 +276,7 @@ RULES = {
     "stack": stack,
     "roll": roll,
     "flip": flip,
+    "rot90": rot90,
     "constant_pad_nd": constant_pad_nd,
     "as_strided": as_strided,
     "unfold": unfold,
