@@ -47,7 +47,7 @@ def test_four_methods_end_with_the_bits_of_a_simulation(place, nodes, tmp_path):
     stop = threading.Event()
 
     def listen():
-        while not stop.wait(0.5):
+        while not stop.wait(0.2):
             heard.update(listeners())
 
     thread = threading.Thread(target=listen)

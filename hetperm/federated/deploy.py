@@ -12,7 +12,7 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated import certificates
 from hetperm.federated.options import DeployOptions
-from hetperm.federated.places import NODE, RUN, SERVER, check_host, server_place, split_address
+from hetperm.federated.places import NODE, RUN, SERVER, check_host, check_one_address, server_place, split_address
 
 APP = """[project]
 name = "hetperm-federation"
@@ -46,7 +46,7 @@ START = """#!/bin/sh
 # Take part in the federation. Flags go to `hetperm node`; see `hetperm node --help`.
 command -v hetperm > /dev/null || {
     echo "error: no hetperm on the path; activate the environment that 'hetperm[flower]' is installed in" >&2; exit 2; }
-cd "$(dirname "$0")" && exec hetperm node --folder . "$@"
+exec hetperm node --folder "$(dirname "$0")" "$@"
 """
 README = """A federation of {nodes} nodes and a server at {address}.
 
@@ -79,6 +79,7 @@ def deploy(options: DeployOptions) -> Path:
     """Write the folder of a federation, or only a new certificate into one."""
     config = configuration.load(options.config)
     hosts = [split_address(options.address)[0], *map(check_host, options.names)]
+    check_one_address(hosts[0])
     if options.renew:
         return renew(options)
     if options.widths and len(options.widths) != options.nodes:

@@ -5,6 +5,8 @@ holds the data and the model, and asks for the next message as soon as it has an
 """
 
 import contextlib
+import datetime
+import email.utils
 import logging
 import time
 from collections.abc import Callable
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 QUICK, SLOW = 0.05, 1.0  # seconds between two looks for a message, at least and at most
 PART = 0.25  # of the time since the last message is the time until the next look
 AGAIN = 2.0  # seconds before a lost connection is tried again
+AHEAD, BEHIND = 4.0, 300.0  # seconds by which a clock may differ from the server's; Flower refuses 5 and 305
 UNKNOWN = 401, 2004  # the status and the code of Flower by which a server refuses a node that it does not know
 
 
@@ -73,14 +76,34 @@ def explained(error: Exception, address: Address) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         known = flower.FlowerError.from_json(error.response.text)
         if error.response.status_code in UNKNOWN or (known and known.code in UNKNOWN):
+            ahead = seconds_ahead(error.response)
+            if not -BEHIND < ahead < AHEAD:
+                told = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of"
+                return f"the clock of this device is {told} {where}, which refuses it; set the clock"
             return f"{where} does not know this node; is its key in server/nodes there?"
         return f"{where} answers: {one_line(known.message) if known else f'status {error.response.status_code}'}"
     text = one_line(str(error)) or type(error).__name__
+    clock = f"this device's clock says {now():%Y-%m-%d %H:%M} UTC"
     if "certificate has expired" in text:
-        return f"the certificate of {where} has expired; make a new one with `hetperm deploy --renew`"
+        return f"the certificate of {where} has expired; make a new one with `hetperm deploy --renew` ({clock})"
+    if "certificate is not yet valid" in text:
+        return f"the certificate of {where} is not valid yet; set the clock ({clock})"
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         return f"the certificate of {where} is not one that {address.certificate} has signed ({text})"
     return f"{where} cannot be reached ({text})"
+
+
+def seconds_ahead(response: httpx.Response) -> float:
+    """By how much this device's clock is ahead of the one of a server that has answered; 0 if it does not say."""
+    try:
+        return (now() - email.utils.parsedate_to_datetime(response.headers["date"])).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
+
+
+def now() -> datetime.datetime:
+    """The time by the clock of this device."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _client(address: Address, keys: tuple[Any, Any]) -> Any:

@@ -21,7 +21,15 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated.flower_private import REMEDY, unfit
 from hetperm.federated.options import ServeOptions
-from hetperm.federated.places import RUN, ServerPlace, check_insecure, is_loopback, server_place, split_address
+from hetperm.federated.places import (
+    RUN,
+    ServerPlace,
+    check_insecure,
+    check_one_address,
+    is_loopback,
+    server_place,
+    split_address,
+)
 from hetperm.runs import files
 from hetperm.texts import one_line
 
@@ -88,7 +96,7 @@ def write_job(place: ServerPlace, config: Config, options: ServeOptions, out: Pa
 def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subprocess.Popen]:
     """A context with a running SuperLink, which ends with it."""
     host, port = split_address(place.address)
-    _check_free(host, port)
+    check_free(host, port)
     if not is_loopback(place.address):
         log.warning("the server listens on %s, for other machines; only registered nodes get in", place.address)
     command = [sys.executable, "-m", "hetperm.federated.superlink", "--host", host, "--port", str(port)]
@@ -118,14 +126,15 @@ def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subproc
                 process.wait()
 
 
-def _check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int, advice: str = "is one running already?") -> None:
+    """Raise an error if a server cannot listen on an address, or if it stands for all addresses of the machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port)):
-            pass
+        with socket.create_server((host, port), family=family) as tried:
+            bound = tried.getsockname()[0]
     except OSError as error:
-        raise ValueError(
-            f"the server cannot listen on {host}:{port} ({error.strerror}); is one running already?"
-        ) from None
+        raise ValueError(f"the server cannot listen on {host}:{port} ({error.strerror}); {advice}") from None
+    check_one_address(bound)  # a name may stand for all, too
 
 
 def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: bool) -> None:
