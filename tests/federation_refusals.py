@@ -56,7 +56,7 @@ def test_nodes_without_a_registered_key_or_with_a_wrong_clock_are_refused_with_o
         (stranger / name).write_bytes((place / "nodes" / "0" / name).read_bytes())
     certificates.node_key(stranger / "node.key", tmp_path / "9.pub")
     end(nodes, 3)
-    said = tmp_path / "late.log"
+    said, begin = tmp_path / "ahead.log", (place / "server" / LOG).stat().st_size
     odd = local.start_node(tmp_path, 9), odd_node(place, 3, "ahead", said)
     try:
         served(place, "stranger", wait=30.0, changes={"steps": 12, "epochs": 1})
@@ -67,6 +67,8 @@ def test_nodes_without_a_registered_key_or_with_a_wrong_clock_are_refused_with_o
         nodes[3] = local.start_node(place, 3)
     lines = (stranger / "node.log").read_text()
     assert lines.count("does not know this node") == 1
+    served_by = (place / "server" / LOG).read_bytes()[begin:].decode()
+    assert served_by.count("refused a node at 127.0.0.1: its key is not in server/nodes, or its clock is wrong") == 2
     (line,) = said.read_text().splitlines()
     assert re.match(r"the clock of this device is (59|60|61) s ahead of that of the server .*; set the clock", line)
 

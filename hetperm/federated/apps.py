@@ -1,5 +1,6 @@
 """The Flower app: a ServerApp for `flwr run`, and a ClientApp for `flower-supernode`. Needs the extra `flower`."""
 
+import contextlib
 import json
 import logging
 import os
@@ -50,8 +51,17 @@ def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> No
     except Exception as error:
         if os.environ.get("HETPERM_TRACEBACK"):
             traceback.print_exc()
-        record.tell({"event": "error", "detail": one_line(str(error)) or type(error).__name__})
+        with contextlib.suppress(OSError):  # of a disk that is full
+            record.tell({"event": "error", "detail": told(error)})
         raise
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return one_line(f"{where}{error.strerror}; see to it, and go on with --resume")
+    return one_line(str(error)) or type(error).__name__
 
 
 def _run(post: Post, config: Config, job: dict[str, Any], record: Record) -> None:

@@ -81,6 +81,8 @@ def explained(error: Exception, address: Address) -> str:
                 told = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of"
                 return f"the clock of this device is {told} {where}, which refuses it; set the clock"
             return f"{where} does not know this node; is its key in server/nodes there?"
+        if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return f"{where} is not ready yet"
         return f"{where} answers: {one_line(known.message) if known else f'status {error.response.status_code}'}"
     text = one_line(str(error)) or type(error).__name__
     clock = f"this device's clock says {now():%Y-%m-%d %H:%M} UTC"

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 JOB, EVENTS, LOG = "job.json", "events.jsonl", "superlink.log"
 STARTING = 120.0  # seconds that a SuperLink has to start
 LOOK = 0.2  # seconds between two looks at the events
+LITTLE = 2**20  # bytes that are free on a disk which is as good as full
 OnTold = Callable[[Mapping[str, Any]], None]
 # No telemetry, no look for updates, no package of an index: a federation needs no network but its own.
 QUIET = {
@@ -214,7 +215,7 @@ def follow(place: ServerPlace, begin: int, on_event: OnTold) -> Path:
         if process is not None and not alive(process):
             if _size(path) > begin:
                 continue  # its last words
-            raise RuntimeError(f"the ServerApp ended without a word; see {place.folder / LOG}, and go on with --resume")
+            raise RuntimeError(f"the ServerApp ended without a word{_full(place)}, and go on with --resume")
         if process is None and time.monotonic() - waited > STARTING:
             raise RuntimeError(f"the ServerApp did not start within {STARTING:g} s; see {place.folder / LOG}")
         time.sleep(LOOK)
@@ -251,6 +252,13 @@ def _wait_for_the_last(place: ServerPlace) -> None:
     until = time.monotonic() + 30
     while last and alive(last[-1]) and time.monotonic() < until:
         time.sleep(LOOK)
+
+
+def _full(place: ServerPlace) -> str:
+    """Where to look for the reason why a process ended."""
+    if shutil.disk_usage(place.folder).free < LITTLE:
+        return f", as the disk of {place.folder} is full; free some space"
+    return f"; see {place.folder / LOG}"
 
 
 def _size(path: Path) -> int:
