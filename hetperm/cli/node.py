@@ -29,11 +29,11 @@ def _attend(options: NodeOptions) -> None:
 
     from hetperm.federated import shard
     from hetperm.federated.fleet import Address, attend
-    from hetperm.federated.local import end_with_parent
     from hetperm.federated.node import Limits, Node
+    from hetperm.federated.orphans import end_with_named_parent
     from hetperm.federated.places import check_insecure, node_place
 
-    end_with_parent()
+    end_with_named_parent()
     place = node_place(options.folder)
     given = {name: getattr(options, name) for name in ("server", "client", "width", "device_mb", "data")}
     place = replace(place, **{name: value for name, value in given.items() if value is not None})

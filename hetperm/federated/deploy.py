@@ -60,7 +60,8 @@ On every machine:  pip install 'hetperm[flower]' in an environment of its own.
    and start there
        nodes/K/start.sh --data npz:my-data.npz --device-mb 24
    --data is what the node trains on: npz:PATH, imagefolder:PATH, or module:function for a function that returns a
-   hetperm.Client. Without it, the node takes its share of the data set in {run} (a demonstration).
+   hetperm.Client, in a file of the folder that you start in. Without it, the node takes its share of the data set
+   in {run} (a demonstration).
    --width or --device-mb is what the device can afford. Put them into node.toml to leave them out.
 
 3. The run is in RUN: report.html, summary.json, federation.json (who took part, what failed, what it cost).

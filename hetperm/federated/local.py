@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated import deploy
 from hetperm.federated.options import DeployOptions, FederateOptions, ServeOptions
+from hetperm.federated.orphans import PARENT
 from hetperm.federated.places import RUN
 from hetperm.federated.record import COSTS
 from hetperm.federated.serve import QUIET, OnTold, check_free, serve
 
 ENDING = 10.0  # seconds that a node has to end
-ORPHANED = 0.5  # seconds between two looks whether the parent of a node is there
-PARENT = "HETPERM_PARENT"  # the variable that tells a node with which process it ends, if that is killed
 
 
 def free_folder(options: FederateOptions) -> Path:
@@ -98,19 +96,6 @@ def start_node(folder: Path, k: int, *args: str) -> subprocess.Popen:
             stderr=output,
             env={**os.environ, **QUIET, PARENT: str(os.getpid())},
         )
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it is gone, if that is wanted: a killed one ends nobody itself."""
-    parent = os.environ.pop(PARENT, "")
-
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(ORPHANED)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if parent.isdigit():
-        threading.Thread(target=watch, daemon=True).start()
 
 
 def costs(run: Path) -> list[str]:
