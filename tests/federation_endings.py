@@ -64,8 +64,8 @@ def last_line(process: subprocess.Popen) -> str:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
 def test_a_demonstration_that_is_stopped_or_killed_leaves_no_process(tmp_path, number):
     folder = tmp_path / "shown"
-    command = ["federate", "--out", str(folder), "--port", str(PORT), "--nodes", "2", "--epochs", "50"]
-    process = begun([*command, "--steps", "800"], folder)
+    command = ["federate", "--out", str(folder), "--port", str(PORT), "--nodes", "2", "--epochs", "30"]
+    process = begun([*command, "--steps", "300"], folder)
     assert len(processes_of(folder)) >= 5  # itself, the SuperLink, the ServerApp and two nodes
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to all of them

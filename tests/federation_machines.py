@@ -107,7 +107,9 @@ def test_two_machines_that_follow_the_readme_end_with_the_bits_of_a_simulation(m
     widths = [client.width for client in from_config(config).clients]
     (home / "my-run.toml").write_text(config.to_toml())
     line = f"hetperm deploy fed --nodes 4 --address {SERVER}:{PORT} --config my-run.toml"
-    assert one.start(line, home).wait(60) == 0
+    deploying = one.start(line, home)
+    deploying.communicate(timeout=60)
+    assert deploying.returncode == 0
     said = (home / "fed" / "README").read_text()
     assert "hetperm serve --folder FOLDER --out RUN" in said and "nodes/K/start.sh --data" in said
     # 1. server/ and run.toml to the server, into one folder. 2. nodes/K to node K.
@@ -134,7 +136,7 @@ def test_two_machines_that_follow_the_readme_end_with_the_bits_of_a_simulation(m
                 refused = other.run(sys.executable, "-c", ASK, SERVER, str(PORT), home / "FOLDER" / "server" / "ca.crt")
                 asked = True
             time.sleep(0.2)
-        said = server.stderr.read()
+        said = server.communicate()[1]
         print(said)
         assert server.returncode == 0, said
     finally:

@@ -107,6 +107,23 @@ def test_data_that_are_none_are_refused(mine, source, key, sentence):
         shard.load(source, CONFIG, key)
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('width = "half"', "width"),
+        ("width = 3", "width is 3; it must be a number above 0, at most 1"),
+        ("device_mb = -1", "device.mb is -1; it must be a number of MiB above 0"),
+        ("data = 7", "data"),
+        ('client = "x"', "client is .x.; it must be a whole number"),
+        ("wdith = 1", "unknown key 'wdith'"),
+    ],
+)
+def test_a_node_file_with_a_wrong_value_is_refused(tmp_path, line, sentence):
+    (tmp_path / "node.toml").write_text(f'server = "127.0.0.1:8000"\n{line}\n')
+    with pytest.raises(ValueError, match=rf"node.toml: {sentence}"):
+        node_place(tmp_path)
+
+
 def test_addresses_are_read_and_only_this_machine_may_be_without_tls():
     assert split_address("[::1]:80") == ("::1", 80)
     assert [is_loopback(f"{host}:1") for host in ("127.0.0.1", "localhost", "[::1]", "10.0.0.1")] == [True] * 3 + [

@@ -16,8 +16,7 @@ from hetperm.config import Config
 from hetperm.federated import deploy
 from hetperm.federated.options import DeployOptions, FederateOptions, ServeOptions
 from hetperm.federated.orphans import PARENT
-from hetperm.federated.places import RUN
-from hetperm.federated.record import COSTS
+from hetperm.federated.places import COSTS, RUN
 from hetperm.federated.serve import QUIET, OnTold, check_free, serve
 
 ENDING = 10.0  # seconds that a node has to end

@@ -20,10 +20,12 @@ from typing import Any
 
 from hetperm import config as configuration
 from hetperm.config import Config, read
+from hetperm.federated.options import NodeOptions
 from hetperm.texts import shown
 
 NODE, SERVER = "node.toml", "server.toml"
 RUN = "run.toml"
+COSTS = "federation.json"  # the file of the run folder that says who took part and what it cost
 LONGEST_HOST = 253  # characters, as names on networks are
 
 
@@ -78,7 +80,12 @@ def node_place(folder: Path) -> NodePlace:
     odd = next((key for key in table if key not in known), None)
     if odd or not isinstance(table.get("server"), str):
         raise ValueError(f"{folder / NODE}: {f'unknown key {odd!r}' if odd else 'no server'}; it has {known}")
-    return NodePlace(folder, **table)
+    split_address(table["server"])
+    try:
+        options = NodeOptions(**table)
+    except ValueError as error:
+        raise ValueError(f"{folder / NODE}: {str(error).removeprefix('--')}") from error
+    return NodePlace(folder, **{key: getattr(options, key) for key in table})
 
 
 def server_place(folder: Path) -> ServerPlace:
