@@ -28,3 +28,4 @@ def main(args: Sequence[str]) -> None:
     for row in rows:
         say(row)
     say(f"written to {folder}: report.html, summary.json, federation.json; models in {place}/nodes/*/models")
+    say(f"report: open {folder / 'report.html'} in a browser")

@@ -95,7 +95,8 @@ def _run(post: Post, config: Config, job: dict[str, Any], record: Record) -> Non
         if settled and config.out.is_dir():
             record.write(config.out, settled[0].clients, settled[0].nodes.mail)  # who was missing
         raise
-    record.tell({"event": "finished", "score": result.score, "folder": str(result.folder)})
+    metric = settled[0].metric.name
+    record.tell({"event": "finished", "metric": metric, "score": result.score, "folder": str(result.folder)})
 
 
 def client_app() -> ClientApp:
