@@ -215,6 +215,36 @@ def test_a_node_that_is_refused_looks_at_its_clock_first(monkeypatch, off, said)
     assert said in fleet.explained(error, fleet.Address("here:1", None, None))
 
 
+def test_what_cannot_be_read_of_an_answer_does_not_end_a_node(monkeypatch, caplog):
+    class Enough(BaseException):
+        pass
+
+    def tired(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise Enough
+
+    def nonsense(*args: object) -> None:
+        raise KeyError("no such field")
+
+    naps: list[float] = []
+    monkeypatch.setattr(fleet, "_client", nonsense)
+    monkeypatch.setattr(fleet.time, "sleep", tired)
+    with pytest.raises(Enough):
+        fleet.attend(bytes, fleet.Address("here:1", None, None))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "the server here:1 sent what Flower cannot read (KeyError); trying again every 2 s"
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "there is none"), ("", "it cannot be read")])
+def test_a_node_without_a_certificate_to_check_the_server_by_does_not_start(tmp_path, content, said):
+    certificates.node_key(tmp_path / "node.key", tmp_path / "node.pub")
+    if content is not None:
+        (tmp_path / "ca.crt").write_text(content)
+    with pytest.raises(ValueError, match=f"ca.crt: the server's certificate is checked by this one, and {said}"):
+        fleet.attend(bytes, fleet.Address("here:1", tmp_path / "ca.crt", tmp_path / "node.key"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

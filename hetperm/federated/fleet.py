@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import email.utils
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ def attend(handle: Callable[[bytes], bytes], address: Address) -> None:
         handle: packet -> its answer.
     """
     keys = flower.generate_key_pairs() if address.key is None else _keys(address.key)
+    if address.certificate is not None:
+        _check_certificate(address.certificate)
     said = ""
     while True:
         try:
@@ -62,7 +65,7 @@ def attend(handle: Callable[[bytes], bytes], address: Address) -> None:
                 node = _enter(client, keys, own_key=address.key is None)
                 said = ""
                 Connection(client, node, handle).stay()
-        except (httpx.HTTPError, OSError) as error:
+        except Exception as error:  # what Flower cannot read of an answer raises anything; the node must live on
             reason = explained(error, address)
             if reason != said:
                 log.warning("%s; trying again every %g s", reason, AGAIN)
@@ -84,6 +87,8 @@ def explained(error: Exception, address: Address) -> str:
         if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             return f"{where} is not ready yet"
         return f"{where} answers: {one_line(known.message) if known else f'status {error.response.status_code}'}"
+    if not isinstance(error, httpx.HTTPError | OSError):
+        return f"{where} sent what Flower cannot read ({type(error).__name__})"
     text = one_line(str(error)) or type(error).__name__
     clock = f"this device's clock says {now():%Y-%m-%d %H:%M} UTC"
     if "certificate has expired" in text:
@@ -170,7 +175,8 @@ class Connection:
                 self.client.DeactivateNode(flower.DeactivateNodeRequest(node_id=self.node.node_id))
             raise
         finally:
-            heart.stop()
+            with contextlib.suppress(RuntimeError):  # it has stopped by itself
+                heart.stop()
 
     def _beat(self) -> bool:
         interval = flower.HEARTBEAT_DEFAULT_INTERVAL
@@ -232,6 +238,14 @@ class Connection:
                 flower.make_push_object_fn_protobuf(self.client.PushObject, self.node, run, session),
                 object_ids_to_push=set(announced.objects_to_push),
             )
+
+
+def _check_certificate(path: Path) -> None:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        reason = "there is none" if isinstance(error, FileNotFoundError) else "it cannot be read"
+        raise ValueError(f"{path}: the server's certificate is checked by this one, and {reason}") from error
 
 
 def _keys(path: Path) -> tuple[Any, Any]:

@@ -65,6 +65,9 @@ def serve(options: ServeOptions, on_event: OnTold, *, changes: Mapping[str, Any]
     nodes = options.nodes or place.nodes
     os.environ.update(QUIET)
     on_event({"event": "starting", "time": time.time(), "detail": f"starting the server on {place.address}"})
+    bound = check_free(*split_address(place.address))
+    if not is_loopback(place.address) and is_loopback(f"[{bound}]:1"):
+        log.warning("%s is %s on this machine, which others cannot reach; deploy with another", place.address, bound)
     _wait_for_the_last(place)
     with superlink(place, insecure=options.insecure):
         job = write_job(place, config, options, out, nodes)
@@ -107,6 +110,9 @@ def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subproc
     if insecure:
         command += ["--insecure"]
     else:
+        for name in ("ca.crt", "server.pem", "server.key"):
+            if not (folder / name).is_file():
+                raise ValueError(f"{place.folder} has no {name}; copy the folder server/ as `hetperm deploy` wrote it")
         command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem")]
         command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
     home = folder / "flower"
@@ -127,8 +133,8 @@ def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subproc
                 process.wait()
 
 
-def check_free(host: str, port: int, advice: str = "is one running already?") -> None:
-    """Raise an error if a server cannot listen on an address, or if it stands for all addresses of the machine."""
+def check_free(host: str, port: int, advice: str = "is one running already?") -> str:
+    """The IP address of a host on which a server can listen; an error if it cannot, or if it stands for all."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as tried:
@@ -136,6 +142,7 @@ def check_free(host: str, port: int, advice: str = "is one running already?") ->
     except OSError as error:
         raise ValueError(f"the server cannot listen on {host}:{port} ({error.strerror}); {advice}") from None
     check_one_address(bound)  # a name may stand for all, too
+    return bound
 
 
 def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: bool) -> None:
