@@ -19,7 +19,7 @@ log = logging.getLogger("hetperm.gate")
 
 NODES = "/v1/fleet/"  # the only interface that other machines may use
 START = "/v1/control/start-run"  # asked for when keys are registered
-MOST = 1000  # strangers that are remembered
+MOST = 1000  # strangers that get a line each in the log, which must not grow without end
 
 
 class Gate:
@@ -59,9 +59,9 @@ class Gate:
             if message["type"] == "http.response.start" and _is_unknown(scope["path"], message["status"]):
                 host = (scope["client"] or ("?",))[0]
                 who = host, b"".join(value for name, value in scope["headers"] if b"public-key" in name)
-                if who not in self._told:
+                if who not in self._told and len(self._told) < MOST:
                     log.warning("refused a node at %s: its key is not in server/nodes, or its clock is wrong", host)
-                    self._told = {*self._told, who} if len(self._told) < MOST else {who}
+                    self._told.add(who)
             await send(message)
 
         return watched
