@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 JOB, EVENTS, LOG = "job.json", "events.jsonl", "superlink.log"
 STARTING = 120.0  # seconds that a SuperLink has to start
+ENDING = 2.0  # seconds that a ServerApp has to end after its SuperLink
 LOOK = 0.2  # seconds between two looks at the events
 LITTLE = 2**20  # bytes that are free on a disk which is as good as full
 OnTold = Callable[[Mapping[str, Any]], None]
@@ -69,11 +71,14 @@ def serve(options: ServeOptions, on_event: OnTold, *, changes: Mapping[str, Any]
     if not is_loopback(place.address) and is_loopback(f"[{bound}]:1"):
         log.warning("%s is %s on this machine, which others cannot reach; deploy with another", place.address, bound)
     _wait_for_the_last(place)
-    with superlink(place, insecure=options.insecure):
-        job = write_job(place, config, options, out, nodes)
-        begin = _size(place.folder / EVENTS)
-        start_run(place, job, insecure=options.insecure)
-        return follow(place, begin, on_event)
+    begin = _size(place.folder / EVENTS)
+    try:
+        with superlink(place, insecure=options.insecure):
+            job = write_job(place, config, options, out, nodes)
+            start_run(place, job, insecure=options.insecure)
+            return follow(place, begin, on_event)
+    finally:
+        _end_the_app(place, begin)
 
 
 def write_job(place: ServerPlace, config: Config, options: ServeOptions, out: Path, nodes: int) -> Path:
@@ -259,6 +264,17 @@ def _wait_for_the_last(place: ServerPlace) -> None:
     until = time.monotonic() + 30
     while last and alive(last[-1]) and time.monotonic() < until:
         time.sleep(LOOK)
+
+
+def _end_the_app(place: ServerPlace, begin: int) -> None:
+    """End the ServerApp that began after a byte of the events; it notices by itself, but not at once."""
+    for pid in [event["pid"] for event in events(place.folder / EVENTS, begin) if event.get("event") == "started"]:
+        until = time.monotonic() + ENDING
+        while alive(pid) and time.monotonic() < until:
+            time.sleep(LOOK)
+        if alive(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its work is done, or --resume goes on with it
 
 
 def _full(place: ServerPlace) -> str:
