@@ -101,6 +101,8 @@ def test_a_server_that_is_stopped_leaves_only_the_nodes_and_goes_on(place, nodes
     while processes_of(place).keys() - ours and time.monotonic() < until:
         time.sleep(0.2)
     assert processes_of(place).keys() == ours
+    if number == signal.SIGTERM:  # once is enough
+        return
     again = subprocess.run([sys.executable, "-m", "hetperm", *command, "--resume"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert (place / number.name / "report.html").exists()
