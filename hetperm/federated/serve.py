@@ -145,7 +145,7 @@ def check_free(host: str, port: int, advice: str = "is one running already?") ->
         with socket.create_server((host, port), family=family) as tried:
             bound = tried.getsockname()[0]
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # socket's own is longer
+        reason = str(error.strerror).partition(" (while ")[0]  # without what is said here too
         raise ValueError(f"the server cannot listen on {host}:{port} ({reason}); {advice}") from None
     check_one_address(bound)  # a name may stand for all, too
     return bound
