@@ -4,6 +4,7 @@ import datetime
 import re
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterable
 from email.utils import format_datetime
 from pathlib import Path
@@ -256,3 +257,8 @@ def test_a_node_without_a_certificate_to_check_the_server_by_does_not_start(tmp_
 def test_a_node_says_what_is_wrong_with_a_certificate(text, said):
     error = httpx.ConnectError(f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {text} (_ssl.c:1006)")
     assert said in fleet.explained(error, fleet.Address("here:1", Path("ca.crt"), None))
+
+
+def test_the_process_that_starts_the_others_does_without_torch():
+    code = "import sys, hetperm.federated.local, hetperm.cli.federation; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
