@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flower_loopback import FIRST, nodes_of, same_models, settled, small, trained
@@ -24,7 +25,7 @@ from hetperm.engine.flower_post import Lost
 from hetperm.federated import apps, certificates, fleet, flower_private, serve
 from hetperm.federated.deploy import deploy
 from hetperm.federated.options import DeployOptions
-from hetperm.federated.places import node_place, server_place
+from hetperm.federated.places import ServerPlace, node_place, server_place
 from hetperm.runs import files
 from hetperm.runs.setting import from_config
 
@@ -262,3 +263,19 @@ def test_a_node_says_what_is_wrong_with_a_certificate(text, said):
 def test_the_process_that_starts_the_others_does_without_torch():
     code = "import sys, hetperm.federated.local, hetperm.cli.federation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(100, "as the disk of .* is full; free some space"), (2**40, "; see .*log")]
+)
+def test_a_server_whose_app_ends_without_a_word_says_why(tmp_path, monkeypatch, free, said):
+    (tmp_path / serve.EVENTS).write_text('{"event": "started", "pid": 999999999}\n')
+    monkeypatch.setattr(serve.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(RuntimeError, match=f"ended without a word.*{said}.*--resume"):
+        serve.follow(ServerPlace(tmp_path, "127.0.0.1:1", 1), 0, lambda event: None)
+
+
+def test_an_error_of_the_disk_is_told_with_its_file_and_does_not_hide_behind_another(tmp_path):
+    error = OSError(28, "No space left on device", str(tmp_path / "x"))
+    assert apps.told(error) == f"{tmp_path / 'x'}: No space left on device; see to it, and go on with --resume"
+    assert apps.told(ValueError("a\nb")) == "a b" and apps.told(KeyError()) == "KeyError"

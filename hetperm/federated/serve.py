@@ -157,7 +157,7 @@ def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: b
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise RuntimeError(f"the SuperLink ended with status {process.returncode}; see {place.folder / LOG}")
+            raise RuntimeError(f"the SuperLink ended with status {process.returncode}{_reason(place)}")
         try:
             with socket.create_connection((host, port), timeout=2) as connection:
                 if context:
@@ -168,7 +168,7 @@ def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: b
             raise RuntimeError(f"the certificate of the server {reason}; `hetperm deploy --renew` writes one") from None
         except OSError:
             time.sleep(LOOK)
-    raise RuntimeError(f"the SuperLink did not start within {STARTING:g} s; see {place.folder / LOG}")
+    raise RuntimeError(f"the SuperLink did not start within {STARTING:g} s{_reason(place)}")
 
 
 # The run
@@ -228,9 +228,9 @@ def follow(place: ServerPlace, begin: int, on_event: OnTold) -> Path:
         if process is not None and not alive(process):
             if _size(path) > begin:
                 continue  # its last words
-            raise RuntimeError(f"the ServerApp ended without a word{_full(place)}, and go on with --resume")
+            raise RuntimeError(f"the ServerApp ended without a word{_reason(place)}, and go on with --resume")
         if process is None and time.monotonic() - waited > STARTING:
-            raise RuntimeError(f"the ServerApp did not start within {STARTING:g} s; see {place.folder / LOG}")
+            raise RuntimeError(f"the ServerApp did not start within {STARTING:g} s{_reason(place)}")
         time.sleep(LOOK)
 
 
@@ -278,8 +278,8 @@ def _end_the_app(place: ServerPlace, begin: int) -> None:
                 os.kill(pid, signal.SIGKILL)  # its work is done, or --resume goes on with it
 
 
-def _full(place: ServerPlace) -> str:
-    """Where to look for the reason why a process ended."""
+def _reason(place: ServerPlace) -> str:
+    """Why a process did not do what it should, or where to look for it."""
     if shutil.disk_usage(place.folder).free < LITTLE:
         return f", as the disk of {place.folder} is full; free some space"
     return f"; see {place.folder / LOG}"
