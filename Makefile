@@ -42,7 +42,8 @@ test-flower: setup ## run the tests of federations that need Flower, in an envir
 test-federation: setup ## start, kill and stop real processes of a federation over TLS on loopback (ten minutes and more)
 	$(VENV) scripts/setup_extra.py flower
 	@if unshare -n true 2>/dev/null; then set -- unshare -n sh -c 'ip link set lo up && exec "$$0" "$$@"'; else set --; fi; \
-	    "$$@" $(FLOWER) -m pytest -s tests/federation_processes.py tests/federation_refusals.py $(ARGS)
+	    "$$@" $(FLOWER) -m pytest -s tests/federation_machines.py tests/federation_endings.py tests/federation_processes.py \
+	    tests/federation_refusals.py $(ARGS)
 
 crash: setup ## kill a run at every step that changes a file, resume it, compare (minutes; ARGS=--twice: kill it again)
 	PYTHONPATH=. $(VENV) tests/crash_points.py $(ARGS)

@@ -8,6 +8,8 @@ import torch
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
 # Programs of federations, which import Flower and what it brings.
 OF_FLOWER = [
+    "federation_endings.py",
+    "federation_machines.py",
     "federation_processes.py",
     "federation_refusals.py",
     "hostile_server.py",

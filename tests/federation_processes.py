@@ -47,7 +47,7 @@ def test_four_methods_end_with_the_bits_of_a_simulation(place, nodes, tmp_path):
     stop = threading.Event()
 
     def listen():
-        while not stop.wait(0.5):
+        while not stop.wait(0.2):
             heard.update(listeners())
 
     thread = threading.Thread(target=listen)
@@ -201,7 +201,7 @@ def test_a_node_that_comes_late_is_taken_in(place, nodes):
     end(nodes, 3)
     watch = Watch(lambda event: event["event"] == "epoch", come)
     changes = {"epochs": 12, "steps": 400, "alpha_every": 1}
-    run = served(place, "late", watch, wait=60.0, changes=changes)
+    run = served(place, "late", watch, wait=30.0, changes=changes)
     assert watch.of("back")[0] | {"time": 0} == {"event": "back", "host": 3, "detail": "it came late", "time": 0}
     table = json.loads((run / "federation.json").read_text())["nodes"][3]
     assert table["n_train"] == 30 and table["events"]["done"] > 0 and not table["absent_now"]

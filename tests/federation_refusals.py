@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import ssl
 import time
@@ -48,20 +49,28 @@ def test_a_node_that_lies_is_left_out_and_the_run_ends(place, nodes, lie):
     assert all([bool(x.isfinite().all()) for v in state.deployed for x in v.values()])
 
 
-def test_a_node_without_a_registered_key_is_refused_with_one_line(place, nodes, tmp_path):
+def test_nodes_without_a_registered_key_or_with_a_wrong_clock_are_refused_with_one_line(place, nodes, tmp_path):
     stranger = tmp_path / "nodes" / "9"
     stranger.mkdir(parents=True)
     for name in ("ca.crt", "node.toml", RUN):
         (stranger / name).write_bytes((place / "nodes" / "0" / name).read_bytes())
     certificates.node_key(stranger / "node.key", tmp_path / "9.pub")
-    process = local.start_node(tmp_path, 9)
+    end(nodes, 3)
+    said, begin = tmp_path / "ahead.log", (place / "server" / LOG).stat().st_size
+    odd = local.start_node(tmp_path, 9), odd_node(place, 3, "ahead", said)
     try:
-        served(place, "stranger", changes={"steps": 12, "epochs": 1})
+        served(place, "stranger", wait=30.0, changes={"steps": 12, "epochs": 1})
     finally:
-        process.kill()
-        process.wait()
+        for process in odd:
+            process.kill()
+            process.wait()
+        nodes[3] = local.start_node(place, 3)
     lines = (stranger / "node.log").read_text()
     assert lines.count("does not know this node") == 1
+    served_by = (place / "server" / LOG).read_bytes()[begin:].decode()
+    assert served_by.count("refused a node at 127.0.0.1: its key is not in server/nodes, or its clock is wrong") == 2
+    (line,) = said.read_text().splitlines()
+    assert re.match(r"the clock of this device is (59|60|61) s ahead of that of the server .*; set the clock", line)
 
 
 def test_a_body_that_is_too_large_is_refused_with_one_line_before_it_is_read(place):
@@ -122,7 +131,7 @@ def test_an_expired_certificate_is_refused_with_one_line_by_the_server_and_by_no
             (server / name).write_bytes(content)
     for k in nodes:
         said = (place / "nodes" / str(k) / "node.log").read_bytes()[begin[k] :].decode()
-        assert said.count("has expired; make a new one with `hetperm deploy --renew`") == 1
+        assert said.count("has expired; make a new one with `hetperm deploy --renew` (this device's clock says 20") == 1
 
 
 def listen_for(seconds: float, folder: Path) -> None:

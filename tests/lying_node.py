@@ -1,8 +1,10 @@
-"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow``.
+"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow|ahead``.
 
+``ahead`` has a clock that is a minute ahead.
 ``slow`` never answers a visit; it leaves a file named ``working`` in the folder when it is in the midst of one.
 """
 
+import datetime
 import sys
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import torch
 from flower_loopback import changed, tasks_in
 from flwr.app import ConfigRecord, RecordDict
+from flwr.supernode import node_auth_http_interceptor
 
 from hetperm.device import packet
 from hetperm.federated import fleet
@@ -36,6 +39,10 @@ def garbage_of(content: bytes) -> RecordDict:
     return RecordDict({"packet": Garbage({"packet": content})}) if tasks_in(content) else plain(content)
 
 
+def a_minute_later() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=1)
+
+
 plain = fleet.content_of
 
 
@@ -45,6 +52,8 @@ def main(folder: Path, lie: str) -> None:
     node, place = from_folder(folder), node_place(folder)
     if lie == "garbage":
         fleet.content_of = garbage_of
+    if lie == "ahead":
+        node_auth_http_interceptor.now = fleet.now = a_minute_later
 
     def handle(content: bytes) -> bytes:
         if lie == "slow" and " at host " in str(packet.read(content)[0].get("tasks")):

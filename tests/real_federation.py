@@ -1,9 +1,11 @@
 """A deployed federation of real processes, and what tests do to it."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -46,9 +48,17 @@ def restart(place: Path, nodes: dict[int, subprocess.Popen], k: int) -> None:
     nodes[k] = local.start_node(place, k)
 
 
-def odd_node(place: Path, k: int, what: str) -> subprocess.Popen:
-    """Start a node that lies, or is slow."""
-    return subprocess.Popen([sys.executable, str(LIAR), str(place / "nodes" / str(k)), what])
+def odd_node(place: Path, k: int, what: str, log: Path | None = None) -> subprocess.Popen:
+    """Start a node that lies, is slow, or has a wrong clock; what it says goes to a file, if one is named."""
+    with contextlib.nullcontext() if log is None else log.open("wb") as output:
+        return subprocess.Popen([sys.executable, str(LIAR), str(place / "nodes" / str(k)), what], stderr=output)
+
+
+def heeding_interrupts() -> Iterator[None]:
+    """Let processes that are started heed Ctrl-C, also if these tests run where a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Watch:

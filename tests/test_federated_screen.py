@@ -24,7 +24,9 @@ def test_the_screen_says_who_is_connected_who_trains_what_and_the_accuracy_so_fa
     screen({"event": "done", "host": 0, "detail": "round 0"})
     screen({"event": "epoch", "method": "perm", "epoch": 1, "metric": "accuracy", "score": 0.5})
     screen({"event": "absent", "host": 0, "detail": "no answer within 30 s"})
+    screen.title = screen.line({"event": "finished", "metric": "accuracy", "score": 0.75})
     text = shown(screen)
+    assert "finished: the mean test accuracy is 0.750" in text
     assert "epoch 0: model 0 at host 1" in text and "perm: epoch 1, accuracy 0.500" in text
     assert "absent: no answer within 30 s" in text
     screen({"event": "back", "host": 0, "detail": ""})

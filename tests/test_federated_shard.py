@@ -25,12 +25,41 @@ def measurements():
 
 def nothing():
     return 7
+
+def raises():
+    raise KeyError("user 7")
+
+def one_number_each():
+    return Client(train=(torch.ones(6), torch.arange(6)))
+
+def below_zero():
+    return Client(train=(torch.ones(6, 3), torch.arange(6) - 1))
+
+def too_few_classes():
+    return load_client(), 3
+
+def no_number():
+    return load_client(), "ten"
+
+def of_a_broken_set():
+    return Client(train=Broken()), 10
+
+def more_to_test():
+    return Client(train=(torch.ones(6, 3), torch.arange(6)), test=(torch.ones(6, 3), torch.arange(6) + 2))
+
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        raise OSError("no such picture")
 """
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine_here.py").write_text(MINE)
+    (tmp_path / "mine_torn.py").write_text("def load_client(:")
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,6 +80,7 @@ def test_a_function_of_the_user_loads_the_data(mine):
     assert shard.load("mine_here:load_client", CONFIG, 2).num_classes == 6
     found = shard.load("mine_here:with_classes", CONFIG, 2)
     assert (found.num_classes, found.client.key, found.client.n_train) == (10, 2, 6)
+    assert shard.load("mine_here:more_to_test", CONFIG, 2).num_classes == 8
 
 
 @pytest.mark.parametrize(
@@ -61,13 +91,37 @@ def test_a_function_of_the_user_loads_the_data(mine):
         ("digitz", 0, "give a data set"),
         ("mine_here:load_clients", 0, "cannot be loaded"),
         ("mine_there:load_client", 0, "is the file in this folder"),
-        ("mine_here:nothing", 0, "returned a int; it must return a hetperm.Client"),
+        ("mine_here:nothing", 0, "it returned a int; it must return a hetperm.Client"),
         ("mine_here:measurements", 0, "labels must be classes"),
+        ("mine_here:raises", 0, "--data mine_here:raises: KeyError: 'user 7'"),
+        ("mine_here:one_number_each", 0, r"a sample must have a shape, .* inputs are \(1,\)"),
+        ("mine_here:below_zero", 0, "labels go from -1 to 4; with 5 classes they must be 0 to 4"),
+        ("mine_here:too_few_classes", 0, "labels go from 0 to 5; with 3 classes they must be 0 to 2"),
+        ("mine_here:no_number", 0, "the number of classes must be a whole number above 0, not 'ten'"),
+        ("mine_here:of_a_broken_set", 0, "OSError: no such picture"),
+        ("mine_torn:load_client", 0, "cannot be loaded .SyntaxError: "),
     ],
 )
 def test_data_that_are_none_are_refused(mine, source, key, sentence):
     with pytest.raises(ValueError, match=sentence):
         shard.load(source, CONFIG, key)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('width = "half"', "width"),
+        ("width = 3", "width is 3; it must be a number above 0, at most 1"),
+        ("device_mb = -1", "device.mb is -1; it must be a number of MiB above 0"),
+        ("data = 7", "data"),
+        ('client = "x"', "client is .x.; it must be a whole number"),
+        ("wdith = 1", "unknown key 'wdith'"),
+    ],
+)
+def test_a_node_file_with_a_wrong_value_is_refused(tmp_path, line, sentence):
+    (tmp_path / "node.toml").write_text(f'server = "127.0.0.1:8000"\n{line}\n')
+    with pytest.raises(ValueError, match=rf"node.toml: {sentence}"):
+        node_place(tmp_path)
 
 
 def test_addresses_are_read_and_only_this_machine_may_be_without_tls():

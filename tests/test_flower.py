@@ -16,7 +16,7 @@ from hetperm.engine.flower_jobs import Job, Step
 from hetperm.engine.flower_mail import Mail
 from hetperm.engine.flower_post import Lost, Rules
 from hetperm.federated import kept, shard
-from hetperm.federated.members import gather
+from hetperm.federated.members import gather, member
 from hetperm.federated.node import Limits, Node
 from hetperm.federated.record import Record
 from hetperm.federated.server import settle
@@ -375,6 +375,35 @@ def test_nodes_that_cannot_be_one_federation_are_refused(tmp_path):
         gather(Loopback([one, one]), 2, wait=5, on_event=Record(None))
     with pytest.raises(RuntimeError, match=r"2 of 3 nodes came within 0\.5 s"):
         gather(Loopback([one, other]), 3, wait=0.5, on_event=Record(None))
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"num_classes": 2**39}, "more than 131,072 are not taken"),
+        ({"in_channels": 2**20}, "more than 131,072 are not taken"),
+        ({"input": [2**19, 2**19]}, "it says that samples have shape"),
+        ({"n_train": -1}, "that must be a whole number"),
+        ({"key": "0"}, "that must be a whole number"),
+    ],
+)
+def test_an_introduction_that_would_fill_the_memory_or_is_none_is_refused(tmp_path, lie, reason):
+    introduction = node(tmp_path).introduction()
+    assert member(1, introduction).key == introduction["key"]
+    with pytest.raises(ValueError, match=reason):
+        member(1, introduction | lie)
+
+
+@pytest.mark.parametrize("classes", ["x", "3,99", "-1", "", "1,,2"])
+def test_classes_that_are_none_are_refused_when_a_node_joins(tmp_path, monkeypatch, classes):
+    config = small(tmp_path, label_mask=True)
+    nodes = nodes_of(config)
+    honest = nodes[0]._work
+    monkeypatch.setattr(
+        nodes[0], "_work", lambda task, params: (1.0, classes) if "join" in task else honest(task, params)
+    )
+    with pytest.raises(RuntimeError, match=r"client 0 cannot take part: .*classes that are none"):
+        settled(config, Loopback(nodes))
 
 
 def test_a_memory_limit_decides_the_width(tmp_path):

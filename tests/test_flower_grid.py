@@ -1,25 +1,31 @@
 """Packets over Flower's own messages, on a grid in this process. Left out where Flower is not installed."""
 
+import datetime
 import re
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterable
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flower_loopback import FIRST, nodes_of, same_models, settled, small, trained
 
 pytest.importorskip("flwr", reason="Flower is not installed here (extra `flower`, an environment of its own)")
 
+import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from hetperm.engine.flower_grid import SMALL, TYPE, GridPost, content_of, packet_of
 from hetperm.engine.flower_post import Lost
-from hetperm.federated import apps, certificates, flower_private, serve
+from hetperm.federated import apps, certificates, fleet, flower_private, serve
 from hetperm.federated.deploy import deploy
 from hetperm.federated.options import DeployOptions
-from hetperm.federated.places import node_place, server_place
+from hetperm.federated.places import ServerPlace, node_place, server_place
 from hetperm.runs import files
 from hetperm.runs.setting import from_config
 
@@ -165,6 +171,15 @@ def test_a_deployment_has_what_every_machine_needs_and_no_more(tmp_path):
         deploy(DeployOptions(folder=folder))
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[::0]"])
+def test_no_server_listens_on_every_address_of_its_machine(tmp_path, host):
+    with pytest.raises(ValueError, match="stands for every address of a machine; name the one at which nodes reach"):
+        deploy(DeployOptions(folder=tmp_path / "fed", address=f"{host}:9000"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="stands for every address of a machine"):
+        serve.check_free(host.strip("[]"), 0)  # also if server.toml was changed
+
+
 @pytest.mark.parametrize("name", flower_private.USED)
 def test_what_is_private_of_flower_is_there(name):
     assert getattr(flower_private, name) is not None
@@ -182,3 +197,85 @@ def test_keys_of_nodes_differ(tmp_path):
     for k in range(2):
         certificates.node_key(tmp_path / f"{k}.key", tmp_path / f"{k}.pub")
     assert (tmp_path / "0.pub").read_bytes() != (tmp_path / "1.pub").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        (0, "does not know this node; is its key in server/nodes there?"),
+        (60, "the clock of this device is 60 s ahead of that of the server here:1, which refuses it; set the clock"),
+        (-900, "the clock of this device is 900 s behind that of the server here:1, which refuses it; set the clock"),
+        (None, "does not know this node"),
+    ],
+)
+def test_a_node_that_is_refused_looks_at_its_clock_first(monkeypatch, off, said):
+    present = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+    monkeypatch.setattr(fleet, "now", lambda: present)
+    request = httpx.Request("POST", "https://here:1")
+    date = {} if off is None else {"date": format_datetime(present - datetime.timedelta(seconds=off), usegmt=True)}
+    error = httpx.HTTPStatusError("", request=request, response=httpx.Response(401, headers=date, request=request))
+    assert said in fleet.explained(error, fleet.Address("here:1", None, None))
+
+
+def test_what_cannot_be_read_of_an_answer_does_not_end_a_node(monkeypatch, caplog):
+    class Enough(BaseException):
+        pass
+
+    def tired(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            raise Enough
+
+    def nonsense(*args: object) -> None:
+        raise KeyError("no such field")
+
+    naps: list[float] = []
+    monkeypatch.setattr(fleet, "_client", nonsense)
+    monkeypatch.setattr(fleet.time, "sleep", tired)
+    with pytest.raises(Enough):
+        fleet.attend(bytes, fleet.Address("here:1", None, None))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "the server here:1 sent what Flower cannot read (KeyError); trying again every 2 s"
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "there is none"), ("", "it cannot be read")])
+def test_a_node_without_a_certificate_to_check_the_server_by_does_not_start(tmp_path, content, said):
+    certificates.node_key(tmp_path / "node.key", tmp_path / "node.pub")
+    if content is not None:
+        (tmp_path / "ca.crt").write_text(content)
+    with pytest.raises(ValueError, match=f"ca.crt: the server's certificate is checked by this one, and {said}"):
+        fleet.attend(bytes, fleet.Address("here:1", tmp_path / "ca.crt", tmp_path / "node.key"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("certificate has expired", "has expired; make a new one with `hetperm deploy --renew` (this device's clock"),
+        ("certificate is not yet valid", "is not valid yet; set the clock (this device's clock says"),
+        ("self-signed certificate", "is not one that ca.crt has signed"),
+    ],
+)
+def test_a_node_says_what_is_wrong_with_a_certificate(text, said):
+    error = httpx.ConnectError(f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {text} (_ssl.c:1006)")
+    assert said in fleet.explained(error, fleet.Address("here:1", Path("ca.crt"), None))
+
+
+def test_the_process_that_starts_the_others_does_without_torch():
+    code = "import sys, hetperm.federated.local, hetperm.cli.federation; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(100, "as the disk of .* is full; free some space"), (2**40, "; see .*log")]
+)
+def test_a_server_whose_app_ends_without_a_word_says_why(tmp_path, monkeypatch, free, said):
+    (tmp_path / serve.EVENTS).write_text('{"event": "started", "pid": 999999999}\n')
+    monkeypatch.setattr(serve.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(RuntimeError, match=f"ended without a word.*{said}.*--resume"):
+        serve.follow(ServerPlace(tmp_path, "127.0.0.1:1", 1), 0, lambda event: None)
+
+
+def test_an_error_of_the_disk_is_told_with_its_file_and_does_not_hide_behind_another(tmp_path):
+    error = OSError(28, "No space left on device", str(tmp_path / "x"))
+    assert apps.told(error) == f"{tmp_path / 'x'}: No space left on device; see to it, and go on with --resume"
+    assert apps.told(ValueError("a\nb")) == "a b" and apps.told(KeyError()) == "KeyError"

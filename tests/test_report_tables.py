@@ -65,6 +65,15 @@ def test_mixing_weights_and_visits_have_a_line_each():
     ]
 
 
+def test_attendance_has_a_line_only_if_somebody_was_away():
+    def lines(absent: float) -> list[str]:
+        of = {"asked": 22.0, "absent": absent, "most": absent / 22, "missed_steps": 5 * absent}
+        return tables.attendance_lines(summary(attendance=of))
+
+    assert lines(2.0) == ["perm: a client was away 2 of 22 times (at most 9% of them) and missed 10 steps"]
+    assert lines(0.0) == [] == tables.attendance_lines(summary())
+
+
 # By tier
 
 

@@ -52,3 +52,36 @@ def test_a_body_that_is_too_large_or_has_no_length_is_refused_before_it_is_read(
     assert answers(path, host, (b"transfer-encoding", b"chunked")) == (411, False, [])
     assert answers(path, host, (b"content-length", b"1"), (b"content-length", b"999")) == (411, False, [])
     assert len(caplog.records) == 3  # one line each
+
+
+def test_a_node_that_is_not_known_is_logged_once(caplog):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": scope["status"], "headers": []})
+
+    async def send(message):
+        sent.append(message["status"])
+
+    sent, gate = [], Gate(app, own=["10.0.0.1"])
+    enter, pull = "/v1/fleet/activate-node", "/v1/fleet/pull-messages"
+    tried = [(enter, 412, b"a"), (enter, 412, b"a"), (pull, 401, b"b"), (pull, 200, b"c"), (pull, 404, b"d")]
+    for path, status, key in tried:
+        headers = [(b"x-public-key", key), SHORT]
+        scope = {"type": "http", "path": path, "client": ("10.0.0.7", 4), "headers": headers, "method": "POST"}
+        asyncio.run(gate(scope | {"status": status}, None, send))
+    assert sent == [412, 412, 401, 200, 404]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["refused a node at 10.0.0.7"] * 2
+
+
+def test_nodes_are_put_off_until_their_keys_are_registered(caplog):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    sent, gate = [], Gate(app, own=["10.0.0.1"], ready=False)
+    enter = "/v1/fleet/activate-node"
+    for path in (enter, "/v1/control/register-node", enter, "/v1/control/start-run", enter):
+        scope = {"type": "http", "path": path, "client": ("10.0.0.1", 4), "headers": [SHORT], "method": "POST"}
+        asyncio.run(gate(scope, None, send))
+    assert [status for status in sent if status] == [503, 200, 503, 200, 200] and not caplog.records

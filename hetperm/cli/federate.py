@@ -16,11 +16,16 @@ def main(args: Sequence[str]) -> None:
     sentence = missing_flower()
     if sentence:
         raise ValueError(sentence)
-    from hetperm.federated.local import federate
+    from hetperm.federated.local import federate, free_folder
 
-    say(f"deploying {options.nodes} nodes to {options.out}: certificates, keys, start commands")
-    with Screen() as screen:
-        folder, rows = federate(options, screen)
+    place = free_folder(options)
+    say(f"deploying {options.nodes} nodes to {place}: certificates, keys, start commands")
+    try:
+        with Screen() as screen:
+            folder, rows = federate(options, place, screen)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped, and all processes ended; {place} has what they wrote") from None
     for row in rows:
         say(row)
-    say(f"written to {folder}: report.html, summary.json, federation.json; models in {options.out}/nodes/*/models")
+    say(f"written to {folder}: report.html, summary.json, federation.json; models in {place}/nodes/*/models")
+    say(f"report: open {folder / 'report.html'} in a browser")

@@ -41,6 +41,8 @@ class Lines:
                 return str(about)
             case {"event": "epoch", "method": method, "epoch": epoch, "metric": metric, "score": score}:
                 return f"{method}: epoch {epoch}" + ("" if score is None else f", {metric} {score:.3f}")
+            case {"event": "finished", "metric": metric, "score": score}:
+                return "finished" + ("" if score is None else f": the mean test {metric} is {score:.3f}")
             case {"event": what, "host": int(host), "detail": detail} if what in LOUD:
                 return f"client {self.name(host)} {what}" + (f": {detail}" if detail else "")
         return ""

@@ -52,6 +52,7 @@ hetperm --help lists all commands.
 In Python: hetperm.fit(model, clients, config)"""
 LONGEST = 200  # characters of a command line that are shown in an error
 LONGEST_ERROR = 1000  # characters of an error
+STOPPED = "stopped; the same command with --resume goes on after the last epoch that was finished"
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
 
 
@@ -180,7 +181,7 @@ def _status(command: Command, args: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
-        print("stopped; the same command with --resume goes on after the last epoch that was finished", file=sys.stderr)
+        print(str(stop) or STOPPED, file=sys.stderr)  # some commands say how to go on themselves
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)  # the convention of shells
     except Exception as error:  # the outermost handler: nothing that a user can feed ends in a traceback
         if os.environ.get("HETPERM_TRACEBACK"):

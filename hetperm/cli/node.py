@@ -1,6 +1,7 @@
 """``hetperm node``: take part in a federation with the data of this machine."""
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,18 +14,28 @@ def main(args: Sequence[str]) -> None:
     """Answer the server's messages until the process is ended."""
     options = parse(NodeOptions, args, prog="hetperm node")
     logging.getLogger("hetperm").setLevel(logging.INFO)
-    import torch
-
-    from hetperm.federated import shard
-    from hetperm.federated.node import Limits, Node
-    from hetperm.federated.places import check_insecure, node_place
     from hetperm.federated.serve import missing_flower
 
     sentence = missing_flower()
     if sentence:
         raise ValueError(sentence)
-    from hetperm.federated.fleet import Address, attend
+    try:
+        _attend(options)
+    except KeyboardInterrupt:  # a node has nothing to resume: it is started again as it was
+        print("left the federation", file=sys.stderr, flush=True)
+        os._exit(0)  # at once: to take apart all modules of torch takes seconds, and there is nothing to save
 
+
+def _attend(options: NodeOptions) -> None:
+    import torch
+
+    from hetperm.federated import shard
+    from hetperm.federated.fleet import Address, attend
+    from hetperm.federated.node import Limits, Node
+    from hetperm.federated.orphans import end_with_named_parent
+    from hetperm.federated.places import check_insecure, node_place
+
+    end_with_named_parent()
     place = node_place(options.folder)
     given = {name: getattr(options, name) for name in ("server", "client", "width", "device_mb", "data")}
     place = replace(place, **{name: value for name, value in given.items() if value is not None})
@@ -38,7 +49,4 @@ def main(args: Sequence[str]) -> None:
     print(f"client {found.client.key}: {found.client.n_train} training samples, which stay here", file=sys.stderr)
     secured = not options.insecure
     address = Address(place.server, place.certificate if secured else None, place.key if secured else None)
-    try:
-        attend(node.handle, address)
-    except KeyboardInterrupt:  # a node has nothing to resume: it is started again as it was
-        print("left the federation", file=sys.stderr)
+    attend(node.handle, address)

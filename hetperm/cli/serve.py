@@ -18,3 +18,4 @@ def main(args: Sequence[str]) -> None:
         raise ValueError(sentence)
     folder = serve(options, Lines(quiet=options.quiet))
     say(f"written to {folder}: report.html, summary.json, federation.json; each node has its own model")
+    say(f"report: open {folder / 'report.html'} in a browser")

@@ -1,5 +1,6 @@
 """The Flower app: a ServerApp for `flwr run`, and a ClientApp for `flower-supernode`. Needs the extra `flower`."""
 
+import contextlib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from hetperm.engine.flower_post import Post, Rules
 from hetperm.federated import flower_private, node, server
 from hetperm.federated.members import gather
 from hetperm.federated.options import ServeOptions
+from hetperm.federated.orphans import end_with_parent
 from hetperm.federated.record import Record
 from hetperm.runs import experiment
 from hetperm.runs.setting import Setting
@@ -34,6 +36,8 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         flower_private.harden()
+        # Without its SuperLink it would try for minutes to reach it. Whatever it is doing, --resume goes on.
+        end_with_parent(os.getppid(), lambda: os._exit(1))
         job = Path(str(context.run_config["job"]))
         table = json.loads(job.read_text())
         run_job(GridPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
@@ -50,8 +54,17 @@ def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> No
     except Exception as error:
         if os.environ.get("HETPERM_TRACEBACK"):
             traceback.print_exc()
-        record.tell({"event": "error", "detail": one_line(str(error)) or type(error).__name__})
+        with contextlib.suppress(OSError):  # of a disk that is full
+            record.tell({"event": "error", "detail": told(error)})
         raise
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return one_line(f"{where}{error.strerror}; see to it, and go on with --resume")
+    return one_line(str(error)) or type(error).__name__
 
 
 def _run(post: Post, config: Config, job: dict[str, Any], record: Record) -> None:
@@ -82,7 +95,8 @@ def _run(post: Post, config: Config, job: dict[str, Any], record: Record) -> Non
         if settled and config.out.is_dir():
             record.write(config.out, settled[0].clients, settled[0].nodes.mail)  # who was missing
         raise
-    record.tell({"event": "finished", "score": result.score, "folder": str(result.folder)})
+    metric = settled[0].metric.name
+    record.tell({"event": "finished", "metric": metric, "score": result.score, "folder": str(result.folder)})
 
 
 def client_app() -> ClientApp:

@@ -12,7 +12,7 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated import certificates
 from hetperm.federated.options import DeployOptions
-from hetperm.federated.places import NODE, RUN, SERVER, check_host, server_place, split_address
+from hetperm.federated.places import NODE, RUN, SERVER, check_host, check_one_address, server_place, split_address
 
 APP = """[project]
 name = "hetperm-federation"
@@ -46,7 +46,7 @@ START = """#!/bin/sh
 # Take part in the federation. Flags go to `hetperm node`; see `hetperm node --help`.
 command -v hetperm > /dev/null || {
     echo "error: no hetperm on the path; activate the environment that 'hetperm[flower]' is installed in" >&2; exit 2; }
-cd "$(dirname "$0")" && exec hetperm node --folder . "$@"
+exec hetperm node --folder "$(dirname "$0")" "$@"
 """
 README = """A federation of {nodes} nodes and a server at {address}.
 
@@ -60,7 +60,8 @@ On every machine:  pip install 'hetperm[flower]' in an environment of its own.
    and start there
        nodes/K/start.sh --data npz:my-data.npz --device-mb 24
    --data is what the node trains on: npz:PATH, imagefolder:PATH, or module:function for a function that returns a
-   hetperm.Client. Without it, the node takes its share of the data set in {run} (a demonstration).
+   hetperm.Client, in a file of the folder that you start in. Without it, the node takes its share of the data set
+   in {run} (a demonstration).
    --width or --device-mb is what the device can afford. Put them into node.toml to leave them out.
 
 3. The run is in RUN: report.html, summary.json, federation.json (who took part, what failed, what it cost).
@@ -79,6 +80,7 @@ def deploy(options: DeployOptions) -> Path:
     """Write the folder of a federation, or only a new certificate into one."""
     config = configuration.load(options.config)
     hosts = [split_address(options.address)[0], *map(check_host, options.names)]
+    check_one_address(hosts[0])
     if options.renew:
         return renew(options)
     if options.widths and len(options.widths) != options.nodes:

@@ -5,7 +5,10 @@ holds the data and the model, and asks for the next message as soon as it has an
 """
 
 import contextlib
+import datetime
+import email.utils
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 QUICK, SLOW = 0.05, 1.0  # seconds between two looks for a message, at least and at most
 PART = 0.25  # of the time since the last message is the time until the next look
 AGAIN = 2.0  # seconds before a lost connection is tried again
+AHEAD, BEHIND = 4.0, 300.0  # seconds by which a clock may differ from the server's; Flower refuses 5 and 305
 UNKNOWN = 401, 2004  # the status and the code of Flower by which a server refuses a node that it does not know
 
 
@@ -52,6 +56,8 @@ def attend(handle: Callable[[bytes], bytes], address: Address) -> None:
         handle: packet -> its answer.
     """
     keys = flower.generate_key_pairs() if address.key is None else _keys(address.key)
+    if address.certificate is not None:
+        _check_certificate(address.certificate)
     said = ""
     while True:
         try:
@@ -59,7 +65,7 @@ def attend(handle: Callable[[bytes], bytes], address: Address) -> None:
                 node = _enter(client, keys, own_key=address.key is None)
                 said = ""
                 Connection(client, node, handle).stay()
-        except (httpx.HTTPError, OSError) as error:
+        except Exception as error:  # what Flower cannot read of an answer raises anything; the node must live on
             reason = explained(error, address)
             if reason != said:
                 log.warning("%s; trying again every %g s", reason, AGAIN)
@@ -73,14 +79,38 @@ def explained(error: Exception, address: Address) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         known = flower.FlowerError.from_json(error.response.text)
         if error.response.status_code in UNKNOWN or (known and known.code in UNKNOWN):
+            ahead = seconds_ahead(error.response)
+            if not -BEHIND < ahead < AHEAD:
+                told = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of"
+                return f"the clock of this device is {told} {where}, which refuses it; set the clock"
             return f"{where} does not know this node; is its key in server/nodes there?"
+        if error.response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return f"{where} is not ready yet"
         return f"{where} answers: {one_line(known.message) if known else f'status {error.response.status_code}'}"
+    if not isinstance(error, httpx.HTTPError | OSError):
+        return f"{where} sent what Flower cannot read ({type(error).__name__})"
     text = one_line(str(error)) or type(error).__name__
+    clock = f"this device's clock says {now():%Y-%m-%d %H:%M} UTC"
     if "certificate has expired" in text:
-        return f"the certificate of {where} has expired; make a new one with `hetperm deploy --renew`"
+        return f"the certificate of {where} has expired; make a new one with `hetperm deploy --renew` ({clock})"
+    if "certificate is not yet valid" in text:
+        return f"the certificate of {where} is not valid yet; set the clock ({clock})"
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         return f"the certificate of {where} is not one that {address.certificate} has signed ({text})"
     return f"{where} cannot be reached ({text})"
+
+
+def seconds_ahead(response: httpx.Response) -> float:
+    """By how much this device's clock is ahead of the one of a server that has answered; 0 if it does not say."""
+    try:
+        return (now() - email.utils.parsedate_to_datetime(response.headers["date"])).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
+
+
+def now() -> datetime.datetime:
+    """The time by the clock of this device."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _client(address: Address, keys: tuple[Any, Any]) -> Any:
@@ -145,7 +175,8 @@ class Connection:
                 self.client.DeactivateNode(flower.DeactivateNodeRequest(node_id=self.node.node_id))
             raise
         finally:
-            heart.stop()
+            with contextlib.suppress(RuntimeError):  # it has stopped by itself
+                heart.stop()
 
     def _beat(self) -> bool:
         interval = flower.HEARTBEAT_DEFAULT_INTERVAL
@@ -207,6 +238,14 @@ class Connection:
                 flower.make_push_object_fn_protobuf(self.client.PushObject, self.node, run, session),
                 object_ids_to_push=set(announced.objects_to_push),
             )
+
+
+def _check_certificate(path: Path) -> None:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        reason = "there is none" if isinstance(error, FileNotFoundError) else "it cannot be read"
+        raise ValueError(f"{path}: the server's certificate is checked by this one, and {reason}") from error
 
 
 def _keys(path: Path) -> tuple[Any, Any]:

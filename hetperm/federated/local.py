@@ -1,6 +1,7 @@
 """A federation on one machine: every node is a process, and all of it goes over loopback with TLS."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -14,15 +15,26 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated import deploy
 from hetperm.federated.options import DeployOptions, FederateOptions, ServeOptions
-from hetperm.federated.places import RUN
-from hetperm.federated.record import COSTS
-from hetperm.federated.serve import QUIET, OnTold, serve
+from hetperm.federated.orphans import PARENT
+from hetperm.federated.places import COSTS, RUN
+from hetperm.federated.serve import QUIET, OnTold, check_free, serve
 
 ENDING = 10.0  # seconds that a node has to end
 
 
-def federate(options: FederateOptions, on_event: OnTold) -> tuple[Path, list[str]]:
-    """Run a federation on this machine; return the run folder, and lines about what it cost."""
+def free_folder(options: FederateOptions) -> Path:
+    """The folder of a new demonstration; an error if there is no place for it, or for its server."""
+    check_free("127.0.0.1", options.port, "name another --port")
+    if options.out is None:
+        names = (Path("federation" if k == 1 else f"federation-{k}") for k in itertools.count(1))
+        return next(name for name in names if not name.exists())
+    if options.out.exists():
+        raise ValueError(f"{options.out} exists; name another folder with --out")
+    return options.out
+
+
+def federate(options: FederateOptions, place: Path, on_event: OnTold) -> tuple[Path, list[str]]:
+    """Run a federation on this machine, from a folder that is written; return the run folder, and what it cost."""
     began = time.monotonic()
     config = configuration.load(options.config).override(
         num_clients=options.nodes,
@@ -35,7 +47,7 @@ def federate(options: FederateOptions, on_event: OnTold) -> tuple[Path, list[str
     if not options.widths:
         raise ValueError("--widths is empty; give one for each node, such as 1 0.5 0.25")
     widths = tuple(options.widths[k % len(options.widths)] for k in range(options.nodes))
-    folder = place_for(config, options.out, f"127.0.0.1:{options.port}", widths)
+    folder = place_for(config, place, f"127.0.0.1:{options.port}", widths)
     with nodes(folder, range(options.nodes)):
         run = serve(ServeOptions(folder=folder, wait=180.0), on_event)
     return run, [*costs(run), f"{time.monotonic() - began:.0f} s in all, starting and ending of processes included"]
@@ -77,7 +89,11 @@ def start_node(folder: Path, k: int, *args: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "hetperm", "node", "--folder", str(place), *args]
     with (place / "node.log").open("ab") as output:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **QUIET}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **QUIET, PARENT: str(os.getpid())},
         )
 
 

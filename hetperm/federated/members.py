@@ -1,6 +1,7 @@
 """Members: the nodes of a federation as they introduce themselves, and what the server knows of their data."""
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from hetperm.metrics import METRICS
 log = logging.getLogger(__name__)
 
 ASKING = 0.2  # seconds between two looks for nodes
+LARGEST_MODEL = 2**17  # classes, or channels, that a model is made for
+LARGEST_SAMPLE = 2**28  # numbers in a sample
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ def member(node: int, table: Mapping[str, Any]) -> Member:
     for name, value in counts.items():
         if type(value) is not int or not (name == "key" or 0 <= value < 2**40):
             raise ValueError(f"it says {name} {value!r}; that must be a whole number")
+    for name in ("num_classes", "in_channels"):  # the model is made for these: a lie must not fill the memory
+        if counts[name] > LARGEST_MODEL:
+            raise ValueError(f"it says {name} {counts[name]:,}; more than {LARGEST_MODEL:,} are not taken")
     shape, kind, sides, metric = (table.get(name) for name in ("input", "input_dtype", "image_size", "metric"))
-    if not _are_sides(shape):
+    if not _are_sides(shape) or math.prod(shape) > LARGEST_SAMPLE:
         raise ValueError(f"it says that samples have shape {shape!r}")
     if not (sides is None or _are_sides(sides if isinstance(sides, list) else [sides])):
         raise ValueError(f"it says that images have sides {sides!r}")

@@ -112,8 +112,8 @@ class FederateOptions:
     """Number of node processes."""
     config: str = "digits"
     """Configuration of the run, a TOML file or the name of one that comes with hetperm."""
-    out: Annotated[Path, path] = Path("federation")
-    """Folder to write, which must not exist."""
+    out: Annotated[Path | None, path] = None
+    """Folder to write, which must not exist; None: federation, or federation-2 and so on if it exists."""
     algorithm: str = "perm"
     """Method; any of `hetperm train`."""
     widths: Annotated[tuple[float, ...], each(WIDTH)] = (1.0, 0.5, 0.25, 0.25)

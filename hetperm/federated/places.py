@@ -20,10 +20,12 @@ from typing import Any
 
 from hetperm import config as configuration
 from hetperm.config import Config, read
+from hetperm.federated.options import NodeOptions
 from hetperm.texts import shown
 
 NODE, SERVER = "node.toml", "server.toml"
 RUN = "run.toml"
+COSTS = "federation.json"  # the file of the run folder that says who took part and what it cost
 LONGEST_HOST = 253  # characters, as names on networks are
 
 
@@ -78,7 +80,12 @@ def node_place(folder: Path) -> NodePlace:
     odd = next((key for key in table if key not in known), None)
     if odd or not isinstance(table.get("server"), str):
         raise ValueError(f"{folder / NODE}: {f'unknown key {odd!r}' if odd else 'no server'}; it has {known}")
-    return NodePlace(folder, **table)
+    split_address(table["server"])
+    try:
+        options = NodeOptions(**table)
+    except ValueError as error:
+        raise ValueError(f"{folder / NODE}: {str(error).removeprefix('--')}") from error
+    return NodePlace(folder, **{key: getattr(options, key) for key in table})
 
 
 def server_place(folder: Path) -> ServerPlace:
@@ -111,26 +118,36 @@ def split_address(address: str) -> tuple[str, int]:
 
 def check_host(host: str) -> str:
     """The host, which must be an IP address or the name of a machine."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
+    if _ip(host) is None:
         labels = host.removesuffix(".").split(".")
         # The last label of a name is never a number; four numbers that are no address are a mistyped one.
         named = all([re.fullmatch(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", label) for label in labels])
         if not named or labels[-1].isdigit() or len(host) > LONGEST_HOST:
             raise ValueError(
                 f"{shown(host)} is no IP address or name of a machine; a name has letters, digits, hyphens and dots"
-            ) from None
+            )
     return host
+
+
+def check_one_address(host: str) -> None:
+    """Raise an error if a server that listens there would listen on every address of its machine."""
+    if _ip(host) in (ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)):
+        raise ValueError(f"{host} stands for every address of a machine; name the one at which nodes reach the server")
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, if the host is given by one."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def is_loopback(address: str) -> bool:
     """Whether an address is of this machine only."""
     host, _ = split_address(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
 
 
 def check_insecure(address: str) -> None:

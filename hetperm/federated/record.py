@@ -9,9 +9,8 @@ from typing import Any
 
 from hetperm.client import Client
 from hetperm.engine.flower_mail import Mail
+from hetperm.federated.places import COSTS
 from hetperm.runs import files
-
-COSTS = "federation.json"  # the file of the run folder that says who took part and what it cost
 
 
 class Record:

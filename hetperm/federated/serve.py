@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,15 @@ from hetperm import config as configuration
 from hetperm.config import Config
 from hetperm.federated.flower_private import REMEDY, unfit
 from hetperm.federated.options import ServeOptions
-from hetperm.federated.places import RUN, ServerPlace, check_insecure, is_loopback, server_place, split_address
+from hetperm.federated.places import (
+    RUN,
+    ServerPlace,
+    check_insecure,
+    check_one_address,
+    is_loopback,
+    server_place,
+    split_address,
+)
 from hetperm.runs import files
 from hetperm.texts import one_line
 
@@ -29,7 +38,9 @@ log = logging.getLogger(__name__)
 
 JOB, EVENTS, LOG = "job.json", "events.jsonl", "superlink.log"
 STARTING = 120.0  # seconds that a SuperLink has to start
+ENDING = 2.0  # seconds that a ServerApp has to end after its SuperLink
 LOOK = 0.2  # seconds between two looks at the events
+LITTLE = 2**20  # bytes that are free on a disk which is as good as full
 OnTold = Callable[[Mapping[str, Any]], None]
 # No telemetry, no look for updates, no package of an index: a federation needs no network but its own.
 QUIET = {
@@ -56,12 +67,18 @@ def serve(options: ServeOptions, on_event: OnTold, *, changes: Mapping[str, Any]
     nodes = options.nodes or place.nodes
     os.environ.update(QUIET)
     on_event({"event": "starting", "time": time.time(), "detail": f"starting the server on {place.address}"})
+    bound = check_free(*split_address(place.address))
+    if not is_loopback(place.address) and is_loopback(f"[{bound}]:1"):
+        log.warning("%s is %s on this machine, which others cannot reach; deploy with another", place.address, bound)
     _wait_for_the_last(place)
-    with superlink(place, insecure=options.insecure):
-        job = write_job(place, config, options, out, nodes)
-        begin = _size(place.folder / EVENTS)
-        start_run(place, job, insecure=options.insecure)
-        return follow(place, begin, on_event)
+    begin = _size(place.folder / EVENTS)
+    try:
+        with superlink(place, insecure=options.insecure):
+            job = write_job(place, config, options, out, nodes)
+            start_run(place, job, insecure=options.insecure)
+            return follow(place, begin, on_event)
+    finally:
+        _end_the_app(place, begin)
 
 
 def write_job(place: ServerPlace, config: Config, options: ServeOptions, out: Path, nodes: int) -> Path:
@@ -88,7 +105,7 @@ def write_job(place: ServerPlace, config: Config, options: ServeOptions, out: Pa
 def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subprocess.Popen]:
     """A context with a running SuperLink, which ends with it."""
     host, port = split_address(place.address)
-    _check_free(host, port)
+    check_free(host, port)
     if not is_loopback(place.address):
         log.warning("the server listens on %s, for other machines; only registered nodes get in", place.address)
     command = [sys.executable, "-m", "hetperm.federated.superlink", "--host", host, "--port", str(port)]
@@ -98,6 +115,9 @@ def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subproc
     if insecure:
         command += ["--insecure"]
     else:
+        for name in ("ca.crt", "server.pem", "server.key"):
+            if not (folder / name).is_file():
+                raise ValueError(f"{place.folder} has no {name}; copy the folder server/ as `hetperm deploy` wrote it")
         command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem")]
         command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
     home = folder / "flower"
@@ -118,14 +138,17 @@ def superlink(place: ServerPlace, *, insecure: bool = False) -> Iterator[subproc
                 process.wait()
 
 
-def _check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int, advice: str = "is one running already?") -> str:
+    """The IP address of a host on which a server can listen; an error if it cannot, or if it stands for all."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port)):
-            pass
+        with socket.create_server((host, port), family=family) as tried:
+            bound = tried.getsockname()[0]
     except OSError as error:
-        raise ValueError(
-            f"the server cannot listen on {host}:{port} ({error.strerror}); is one running already?"
-        ) from None
+        reason = str(error.strerror).partition(" (while ")[0]  # without what is said here too
+        raise ValueError(f"the server cannot listen on {host}:{port} ({reason}); {advice}") from None
+    check_one_address(bound)  # a name may stand for all, too
+    return bound
 
 
 def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: bool) -> None:
@@ -134,7 +157,7 @@ def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: b
     until = time.monotonic() + STARTING
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise RuntimeError(f"the SuperLink ended with status {process.returncode}; see {place.folder / LOG}")
+            raise RuntimeError(f"the SuperLink ended with status {process.returncode}{_reason(place)}")
         try:
             with socket.create_connection((host, port), timeout=2) as connection:
                 if context:
@@ -145,7 +168,7 @@ def _wait_until_up(process: subprocess.Popen, place: ServerPlace, *, insecure: b
             raise RuntimeError(f"the certificate of the server {reason}; `hetperm deploy --renew` writes one") from None
         except OSError:
             time.sleep(LOOK)
-    raise RuntimeError(f"the SuperLink did not start within {STARTING:g} s; see {place.folder / LOG}")
+    raise RuntimeError(f"the SuperLink did not start within {STARTING:g} s{_reason(place)}")
 
 
 # The run
@@ -205,9 +228,9 @@ def follow(place: ServerPlace, begin: int, on_event: OnTold) -> Path:
         if process is not None and not alive(process):
             if _size(path) > begin:
                 continue  # its last words
-            raise RuntimeError(f"the ServerApp ended without a word; see {place.folder / LOG}, and go on with --resume")
+            raise RuntimeError(f"the ServerApp ended without a word{_reason(place)}, and go on with --resume")
         if process is None and time.monotonic() - waited > STARTING:
-            raise RuntimeError(f"the ServerApp did not start within {STARTING:g} s; see {place.folder / LOG}")
+            raise RuntimeError(f"the ServerApp did not start within {STARTING:g} s{_reason(place)}")
         time.sleep(LOOK)
 
 
@@ -242,6 +265,24 @@ def _wait_for_the_last(place: ServerPlace) -> None:
     until = time.monotonic() + 30
     while last and alive(last[-1]) and time.monotonic() < until:
         time.sleep(LOOK)
+
+
+def _end_the_app(place: ServerPlace, begin: int) -> None:
+    """End the ServerApp that began after a byte of the events; it notices by itself, but not at once."""
+    for pid in [event["pid"] for event in events(place.folder / EVENTS, begin) if event.get("event") == "started"]:
+        until = time.monotonic() + ENDING
+        while alive(pid) and time.monotonic() < until:
+            time.sleep(LOOK)
+        if alive(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its work is done, or --resume goes on with it
+
+
+def _reason(place: ServerPlace) -> str:
+    """Why a process did not do what it should, or where to look for it."""
+    if shutil.disk_usage(place.folder).free < LITTLE:
+        return f", as the disk of {place.folder} is full; free some space"
+    return f"; see {place.folder / LOG}"
 
 
 def _size(path: Path) -> int:

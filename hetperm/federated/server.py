@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,8 @@ from hetperm.server.slicer import Slicer
 from submodels import zoo
 
 log = logging.getLogger(__name__)
+
+LONGEST = 10 * 2**20  # letters of a list of classes
 
 
 class Machines:
@@ -180,7 +183,8 @@ def _joined(mail: Mail, members: Sequence[Member], deployed: Sequence[float]) ->
     def put(i: int, outcome: Any) -> None:
         found[i] = outcome
 
-    jobs = [Job("join", f"client {one.key} joins", {"join": True}, {}, _not_joined) for one in members]
+    count = max(one.num_classes for one in members)
+    jobs = [Job("join", f"client {one.key} joins", {"join": True}, {}, partial(_not_joined, count)) for one in members]
     mail.deliver([Step(i, lambda job=job: job, partial(put, i)) for i, job in enumerate(jobs) if i not in late])
     for one, outcome in zip(members, found, strict=True):
         if isinstance(outcome, Absent):
@@ -188,10 +192,13 @@ def _joined(mail: Mail, members: Sequence[Member], deployed: Sequence[float]) ->
     return [outcome[0] for outcome in found], [outcome[1] for outcome in found]
 
 
-def _not_joined(value: Any) -> str | None:
+def _not_joined(count: int, value: Any) -> str | None:
     fine = isinstance(value, tuple) and len(value) == 2 and type(value[0]) is float and 0 < value[0] <= 1
-    fine = fine and (value[1] is None or isinstance(value[1], str))
-    return None if fine else f"a width that is none ({value!r:.50})"
+    if not fine:
+        return f"a width that is none ({value!r:.50})"
+    words = [] if value[1] is None else str(value[1])[:LONGEST].split(",")
+    known = all([re.fullmatch("[0-9]{1,9}", word) and int(word) < count for word in words])
+    return None if known else f"classes that are none ({value[1]!r:.50})"
 
 
 def _blank(one: Member, config: Config) -> Client:

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,8 @@ from hetperm.data.images import Preparation
 from hetperm.device.bench import Loss
 from hetperm.metrics import ACCURACY
 from hetperm.runs.setting import problem_of
-from hetperm.shards import first, labels_of, read
+from hetperm.shards import first, known_labels, labels_of, read
+from hetperm.texts import one_line, shown
 
 
 @dataclass(frozen=True)
@@ -94,26 +96,44 @@ def of_client(client: Client, num_classes: int | None = None) -> Shard:
     x, y = read(first(client.train, 1))
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ValueError("a sample must be one tensor of measurements; models of several inputs have no name yet")
+    if x.dim() < 2:
+        raise ValueError(f"a sample must have a shape, such as (8,) or (1, 28, 28); inputs are {tuple(x.shape)}")
     if y.is_floating_point() or y.dim() != 1:
-        raise ValueError(f"labels must be classes, whole numbers from 0; they are {y.dtype}")
+        shape = tuple(y.shape[1:]) or "one number"
+        raise ValueError(f"labels must be classes, whole numbers from 0; each is {shape} of type {y.dtype}")
+    if not (num_classes is None or (isinstance(num_classes, Integral) and num_classes > 0)):
+        raise ValueError(f"the number of classes must be a whole number above 0, not {shown(num_classes)}")
+    known = [known_labels(part) for part in (client.train, client.val, client.test) if part is not None]
+    known = [labels for labels in known if labels is not None]
     if num_classes is None:
-        num_classes = int(labels_of(client.train).max()) + 1  # of a Dataset, all samples are read here
+        # Of a Dataset all samples are read here.
+        num_classes = max(int(labels.max()) for labels in (labels_of(client.train), *known)) + 1
+    for labels in known:
+        if labels.min() < 0 or labels.max() >= num_classes:
+            wrong = f"labels go from {int(labels.min())} to {int(labels.max())}"
+            raise ValueError(f"{wrong}; with {num_classes} classes they must be 0 to {num_classes - 1}")
     return Shard(client, int(num_classes), x.shape[1], image_size_of(x.shape))
 
 
 def _of_function(module: str, name: str, key: int | None) -> Shard:
+    where = f"--data {module}:{name}"
     sys.path.insert(0, os.getcwd())  # a user's file is where the command is given
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--data {module}:{name} cannot be loaded ({error}); is the file in this folder?") from error
+    except Exception as error:  # the file may raise anything
+        raise ValueError(f"{where} cannot be loaded ({_told(error)}); is the file in this folder?") from error
     finally:
         sys.path.pop(0)
-    found: Any = function()
-    client, count = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if not isinstance(client, Client):
-        raise ValueError(f"{module}:{name} returned a {type(client).__name__}; it must return a hetperm.Client")
     try:
+        found: Any = function()
+        client, count = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not isinstance(client, Client):
+            raise ValueError(f"it returned a {type(found).__name__}; it must return a hetperm.Client")
         return of_client(replace(client, key=client.key if key is None else key), count)
-    except ValueError as error:
-        raise ValueError(f"{module}:{name}: {error}") from error
+    except Exception as error:  # and so may the function, and the Dataset that it returns
+        raise ValueError(f"{where}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    text = one_line(str(error))
+    return text if text and isinstance(error, ValueError | ImportError) else f"{type(error).__name__}: {text}"

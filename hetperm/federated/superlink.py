@@ -18,6 +18,8 @@ from hetperm.device.limits import LARGEST, SLACK
 log = logging.getLogger("hetperm.gate")
 
 NODES = "/v1/fleet/"  # the only interface that other machines may use
+START = "/v1/control/start-run"  # asked for when keys are registered
+MOST = 1000  # strangers that get a line each in the log, which must not grow without end
 
 
 class Gate:
@@ -26,10 +28,13 @@ class Gate:
     Args:
         app: the application behind the gate.
         own: addresses of this machine.
+        ready: whether keys are registered; if not, nodes are put off until the first run is started.
     """
 
-    def __init__(self, app: Any, own: Sequence[str], largest: int = LARGEST + SLACK):
+    def __init__(self, app: Any, own: Sequence[str], largest: int = LARGEST + SLACK, *, ready: bool = True):
+        self.ready = ready
         self.app, self.own, self.largest = app, {*own, "127.0.0.1", "::1"}, largest
+        self._told: set[tuple[str, bytes]] = set()  # who was refused, by address and key: nodes try again for ever
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer a request."""
@@ -37,10 +42,29 @@ class Gate:
             status, reason = self.refusal(scope)
             if status:
                 log.warning("refused %s from %s: %s", scope["path"], (scope["client"] or ("?",))[0], reason)
+            elif not self.ready and scope["path"].startswith(NODES):
+                status, reason = 503, "not ready yet"
+            if status:
                 await send({"type": "http.response.start", "status": status, "headers": []})
                 await send({"type": "http.response.body", "body": reason.encode()})
                 return
-        await self.app(scope, receive, send)
+        await self.app(scope, receive, self._watched(scope, send))
+
+    def _watched(self, scope: dict[str, Any], send: Any) -> Any:
+        """What sends an answer, and notes the start of a run and, once, that the application does not know a node."""
+
+        async def watched(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start" and scope["path"] == START and message["status"] < 400:
+                self.ready = True
+            if message["type"] == "http.response.start" and _is_unknown(scope["path"], message["status"]):
+                host = (scope["client"] or ("?",))[0]
+                who = host, b"".join(value for name, value in scope["headers"] if b"public-key" in name)
+                if who not in self._told and len(self._told) < MOST:
+                    log.warning("refused a node at %s: its key is not in server/nodes, or its clock is wrong", host)
+                    self._told.add(who)
+            await send(message)
+
+        return watched
 
     def refusal(self, scope: dict[str, Any]) -> tuple[int, str]:
         """The status and the reason of a refusal; 0 if the request may pass.
@@ -65,6 +89,11 @@ class Gate:
         return 0, ""
 
 
+def _is_unknown(path: str, status: int) -> bool:
+    """Whether an answer says to a node that it is not known: it may not enter, or its signature is not valid."""
+    return path.startswith(NODES) and (status == 401 or (path.endswith("activate-node") and 400 <= status < 500))
+
+
 def main() -> None:
     """Run a SuperLink behind the gate, with the arguments of `flower-superlink`, until the parent ends."""
     import uvicorn
@@ -81,7 +110,7 @@ def main() -> None:
 
     def gated(app: Any, host: str, **options: Any) -> None:
         # Without the access log: nodes ask several times a second, and every line would be the same.
-        run(app=Gate(app, own=[host]), host=host, **{**options, "access_log": False, "reload": False})
+        run(app=Gate(app, own=[host], ready=False), host=host, **{**options, "access_log": False, "reload": False})
 
     uvicorn.run = gated
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])

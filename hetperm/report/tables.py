@@ -97,8 +97,10 @@ def mixing_lines(summary: Summary) -> list[str]:
 
 
 def attendance_lines(summary: Summary) -> list[str]:
-    """One line per method about how often clients were away; none where nobody could be."""
+    """One line per method about how often clients were away; none where nobody was."""
     found = {name: method.attendance for name, method in summary.methods.items() if method.attendance is not None}
+    if not any([one.absent for one in found.values()]):
+        return []  # as in a federation in which all nodes were there to the end
     return [
         f"{name}: a client was away {_fixed(one.absent, 0)} of {_fixed(one.asked, 0)} times (at most "
         f"{_fixed(100 * one.most, 0)}% of them) and missed {_fixed(one.missed_steps, 0)} steps"
