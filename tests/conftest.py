@@ -1,5 +1,6 @@
 """What all tests share: torch computes on one thread, which is faster for small models and rounds alike everywhere."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ OF_FLOWER = [
 ]
 collect_ignore = [] if find_spec("flwr") else OF_FLOWER
 
+gc.disable()  # until all is imported: what modules hold is never garbage, and looking for it takes a tenth of the time
 MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 ROOM = 2**30
 
@@ -32,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     usable = "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     if usable and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, though less often than Python does for programs that are smaller."""
+    gc.set_threshold(20_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
