@@ -1,6 +1,7 @@
 """What all tests share: torch computes on one thread, which is faster for small models and rounds alike everywhere."""
 
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -37,9 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, though less often than Python does for programs that are smaller."""
+    """Spare what every test would pay for, and look for garbage again, less often than Python does in small programs."""
     gc.set_threshold(20_000, 20, 100)
     gc.enable()
+    # pytest listens, before and after every test, to each logger that does not hand on what it is told: fifty of torch.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)
