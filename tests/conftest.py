@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare what every test would pay for, and look for garbage again, less often than Python does in small programs."""
+    """Spare what every test would pay for; look for garbage again, less often than Python does in small programs."""
     gc.set_threshold(20_000, 20, 100)
     gc.enable()
     # pytest listens, before and after every test, to each logger that does not hand on what it is told: fifty of torch.
