@@ -121,7 +121,7 @@ def _models_fit(state: State, setting: Setting, method: str) -> bool:
 
 
 def _are_scores(value: Any, setting: Setting, is_diverged: bool) -> bool:
-    """Whether these can be scores of all clients: nan is that of one without test data, or of a method that diverged."""
+    """Whether these can be scores of all clients: nan where there are no test data, or after divergence."""
     if not isinstance(value, list) or len(value) != len(setting.clients):
         return False
     unscored = [setting.nodes is not None or client.test is None for client in setting.clients]
