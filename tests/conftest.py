@@ -53,3 +53,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def undrawn():
+    """A module in which figures are made and not painted: that takes half of a small run, and others look at them."""
+    from hetperm.report import pictures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "png", lambda figure: b"a picture")
+        yield
