@@ -63,3 +63,10 @@ def test_what_is_right_is_taken(call):
 def test_groups_are_a_label_for_every_client(groups):
     with pytest.raises((TypeError, ValueError), match=r"^groups "):
         profile.assign(MOBILE, 2, groups=groups, seed=0)
+
+
+@pytest.mark.parametrize("assigned", [[-1], [5], [0.0], [True, 9]])
+def test_a_position_is_that_of_a_tier(assigned):
+    for function in (profile.empty_tiers, lambda *args: profile.table(*args, None, batch_size=4)):
+        with pytest.raises(TypeError, match=r"it must hold the position of a tier, 0 to 4, for every client$"):
+            function(MOBILE, assigned)
