@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm import Warm
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
 # Programs of federations, which import Flower and what it brings.
@@ -64,6 +65,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Runs programs in processes of their own that have imported torch already; see `warm.Warm`."""
+    server = Warm()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
