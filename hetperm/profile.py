@@ -400,9 +400,7 @@ def _check_profile(profile: Any) -> None:
 
 
 def _check_scalable(scalable: Any) -> None:
-    from submodels import ScalableModel
-
-    if not isinstance(scalable, ScalableModel):
+    if not hasattr(scalable, "cost") or not hasattr(scalable, "axis_map"):
         raise TypeError(f"scalable is {shown(scalable)}; it must be a submodels.ScalableModel")
 
 

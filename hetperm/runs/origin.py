@@ -124,10 +124,9 @@ def _are_scores(value: Any, setting: Setting, is_diverged: bool) -> bool:
     """Whether these can be scores of all clients: nan where there are no test data, or after divergence."""
     if not isinstance(value, list) or len(value) != len(setting.clients):
         return False
-    unscored = [setting.nodes is not None or client.test is None for client in setting.clients]
-    return all(
-        [isinstance(x, float) and (math.isfinite(x) or (math.isnan(x) and no)) for x, no in zip(value, unscored)]
-    )
+    all_blank = is_diverged or setting.nodes is not None
+    blank = [all_blank or client.test is None for client in setting.clients]
+    return all([isinstance(x, float) and (math.isfinite(x) or (math.isnan(x) and no)) for x, no in zip(value, blank)])
 
 
 def _fingerprint(setting: Setting) -> str:
