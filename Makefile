@@ -23,8 +23,9 @@ setup: ## make or repair .venv
 	    echo "error: no '$(PYTHON)' on this machine; install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" scripts/setup_venv.py
 
+# Compiled files are kept even where the environment says not to: two workers and sixty processes import the same modules.
 test: lint ## check the style, then run every test on all cores (ARGS go to pytest)
-	$(VENV) -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(VENV) -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 test-export: setup ## run the tests of exported files with the extra `export`, in an environment of its own (ARGS go to pytest)
 	$(VENV) scripts/setup_extra.py export

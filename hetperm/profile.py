@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetperm.advice import did_you_mean
 from hetperm.config import SHIPPED as CONFIGS
 from hetperm.config import read
+from hetperm.texts import shown
 
 if TYPE_CHECKING:
     from submodels import Cost, ScalableModel
@@ -51,7 +52,7 @@ class Tier:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ValueError(f"a tier is named {self.name!r}; give it a name, in quotes")
+            raise ValueError(f"a tier is named {shown(self.name)}; give it a name, in quotes")
         if len(self.name) > LONGEST_NAME:
             raise ValueError(
                 f"a tier is named {self.name[:LONGEST_NAME]!r}...; give it a name of at most {LONGEST_NAME} letters"
@@ -70,7 +71,7 @@ class Tier:
                 raise self._refusal(key, "it must be a number above 0; leave it out if it is not known or not limited")
 
     def _refusal(self, key: str, must: str) -> ValueError:
-        return ValueError(f"tier {self.name!r}: {key} is {getattr(self, key)!r}; {must}")
+        return ValueError(f"tier {self.name!r}: {key} is {shown(getattr(self, key))}; {must}")
 
     def limits(self) -> dict[str, float]:
         """Name -> limit, for the limits that the tier has."""
@@ -86,6 +87,11 @@ class Profile:
     tiers: tuple[Tier, ...]
 
     def __post_init__(self):
+        for label in ("name", "about"):
+            if not isinstance(getattr(self, label), str):
+                raise TypeError(f"{label} of a profile is {shown(getattr(self, label))}; it must be a text")
+        if not isinstance(self.tiers, tuple | list) or not all([isinstance(tier, Tier) for tier in self.tiers]):
+            raise TypeError(f"tiers is {shown(self.tiers)}; it must be a tuple of Tier")
         if not self.tiers:
             raise ValueError("there are no tiers; write a table [tiers.NAME] with share and width for each")
         if len(self.tiers) > MOST_TIERS:
@@ -129,6 +135,8 @@ def load(name: str | Path) -> Profile:
 
 
 def _find(name: str | Path) -> Path:
+    if not isinstance(name, str | Path):
+        raise TypeError(f"the capacity profile is {shown(name)}; it must be a name such as 'mobile', or a path")
     shipped = SHIPPED / f"{name}.toml"
     for path in (Path(name), shipped):
         if path.is_file():
@@ -193,12 +201,14 @@ def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
         (3, 5, 6, 9, 27)
     """
     if isinstance(N, bool) or not isinstance(N, int) or N < 0:
-        raise ValueError(f"{N!r} clients cannot be apportioned; give a whole number of 0 or more")
+        raise ValueError(f"{shown(N)} clients cannot be apportioned; give a whole number of 0 or more")
+    if not isinstance(shares, Sequence) or isinstance(shares, str | bytes):
+        raise TypeError(f"shares is {shown(shares)}; it must be a list of numbers, such as [6, 10]")
     if not shares:
         raise ValueError(f"there are no shares to apportion {N} clients to; give at least one")
     for share in shares:
         if not _positive(share):
-            raise ValueError(f"share {share!r} is no weight; give a positive finite number, or leave it out")
+            raise ValueError(f"share {shown(share)} is no weight; give a positive finite number, or leave it out")
     # By way of the text: as floats, 0.55 * 50 is 27.500000000000004, and rounding would break a tie.
     weights = [Fraction(str(share)) for share in shares]
     quotas = [N * weight / sum(weights) for weight in weights]
@@ -229,10 +239,19 @@ def assign(
 
     from hetperm.randomness import generator_for
 
+    _check_profile(profile)
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise TypeError(f"seed is {shown(seed)}; it must be a whole number")
+    labels = None if groups is None else _listed(groups, texts=True)
+    if labels is None and groups is not None:
+        raise TypeError(f"groups is {shown(groups)}; it must be a list with a label for every client, or None")
     totals = apportion([tier.share for tier in profile.tiers], num_clients)
-    labels = [None] * num_clients if groups is None else list(groups)
+    labels = [None] * num_clients if labels is None else labels
     if len(labels) != num_clients:
         raise ValueError(f"groups has {len(labels)} labels for {num_clients} clients; give one for each client")
+    for label in labels:
+        if not isinstance(label, Hashable):
+            raise TypeError(f"groups holds {shown(label)}; the label of a client must be a number or a text")
     members: dict[Hashable, list[int]] = {}
     # The shuffle decides who is in a tier, and also the order of groups, and so which of them are rounded up.
     for i in torch.randperm(num_clients, generator=generator_for(seed, "tiers")).tolist():
@@ -289,7 +308,7 @@ def empty_tiers(profile: Profile, assigned: Iterable[int]) -> list[str]:
         >>> empty_tiers(mobile, assign(mobile, 3, seed=0))
         ['flagship', 'high', 'mid']
     """
-    taken = set(assigned)
+    taken = set(_positions(profile, assigned))
     return [tier.name for t, tier in enumerate(profile.tiers) if t not in taken]
 
 
@@ -309,6 +328,8 @@ def solved(
     """
     from submodels.budget import Budget
 
+    _check_profile(profile)
+    _check_scalable(scalable)
     for tier in profile.tiers:
         if not tier.limits():
             raise ValueError(
@@ -348,7 +369,11 @@ def table(
         batch_size, optimizer, accumulate: of a training step.
         whole: the cost of a model that cannot be cut (`submodels.cost.count`); None leaves costs out.
     """
-    clients = Counter(assigned)
+    clients = Counter(_positions(profile, assigned))
+    if scalable is not None:
+        _check_scalable(scalable)
+    if whole is not None and not hasattr(whole, "wire_bytes"):
+        raise TypeError(f"whole is {shown(whole)}; it must be a submodels.Cost, or None")
     limits = [key for key in LIMITS if any(key in tier.limits() for tier in profile.tiers)]
     rows = []
     for t, tier in enumerate(profile.tiers):
@@ -367,6 +392,37 @@ def table(
         rows.append(row | {f"budget_{key}": getattr(tier, key) for key in limits})
     notes = {t: _coarse(scalable, tier.width) for t, tier in enumerate(profile.tiers) if clients[t]}
     return [row | {"note": notes.get(t, "")} for t, row in enumerate(rows)] if any(notes.values()) else rows
+
+
+def _check_profile(profile: Any) -> None:
+    if not isinstance(profile, Profile):
+        raise TypeError(f"profile is {shown(profile)}; it must be a Profile, such as hetperm.profile.load('mobile')")
+
+
+def _check_scalable(scalable: Any) -> None:
+    if not hasattr(scalable, "cost") or not hasattr(scalable, "axis_map"):
+        raise TypeError(f"scalable is {shown(scalable)}; it must be a submodels.ScalableModel")
+
+
+def _listed(values: Any, *, texts: bool = False) -> list | None:
+    """The values as a list; None if they are not several. A text counts as several only if `texts`."""
+    if isinstance(values, str | bytes) and not texts:
+        return None
+    try:
+        return list(values)
+    except TypeError:
+        return None
+
+
+def _positions(profile: Any, assigned: Any) -> list[int]:
+    """The tiers of clients as a list; an error if they are not those of the profile."""
+    _check_profile(profile)
+    positions, tiers = _listed(assigned), len(profile.tiers)
+    if positions is None or not all([isinstance(t, Integral) and 0 <= t < tiers for t in positions]):
+        raise TypeError(
+            f"assigned is {shown(assigned)}; it must hold the position of a tier, 0 to {tiers - 1}, for every client"
+        )
+    return positions
 
 
 def _coarse(scalable: "ScalableModel | None", width: float) -> str:
@@ -401,7 +457,15 @@ def uncovered(widths: Iterable[float], extraction: str) -> str | None:
         of every layer, about 75% of the parameters, stay untrained; use rolling or random extraction, or give a client
         width 1
     """
-    largest = max(widths, default=1)
+    listed = _listed(widths)
+    if listed is None:
+        raise TypeError(f"widths is {shown(widths)}; it must be a list of numbers, such as [0.5, 0.25]")
+    for width in listed:
+        if not _positive(width) or width > 1:
+            raise ValueError(f"widths holds {shown(width)}; a width is a number above 0 and up to 1")
+    if not isinstance(extraction, str) or extraction not in ("static", "rolling", "random"):
+        raise ValueError(f"extraction is {shown(extraction)}; it must be static, rolling or random")
+    largest = max(listed, default=1)
     if extraction != "static" or largest >= 1:
         return None
     # A weight joins an input and an output channel: at width p, about p * p of them are trained.

@@ -47,6 +47,8 @@ def _texts(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _find(name: str | Path) -> Path:
+    if not isinstance(name, str | Path):
+        raise TypeError(f"the trace is {shown(name)}; it must be a name such as 'day-night', or a path")
     if Path(name).is_file():
         return Path(name)
     shipped = SHIPPED / f"{name}.toml"

@@ -10,14 +10,17 @@ import difflib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from submodels.resnet import ResNet
 from submodels.skeleton import on_meta
+from submodels.texts import shown
 
 ImageSize = int | tuple[int, ...] | None
+LARGEST = 2**31 - 1  # of a number of channels, classes or pixels
 
 
 def build(name: str, *, in_channels: int, num_classes: int, image_size: ImageSize, **options: object) -> nn.Module:
@@ -38,10 +41,13 @@ def build(name: str, *, in_channels: int, num_classes: int, image_size: ImageSiz
           (fc): Linear(in_features=60, out_features=2, bias=False)
         )
     """
-    least = {"in_channels": in_channels, "num_classes": num_classes, "image_size": min(_sides(image_size), default=1)}
-    for label, value in least.items():
-        if value < 1:
-            raise ValueError(f"{label} {value} is below 1; models need at least one channel, class and pixel")
+    sizes = {"in_channels": (in_channels,), "num_classes": (num_classes,), "image_size": _sides(image_size)}
+    for label, values in sizes.items():
+        for value in values:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value > LARGEST:
+                raise TypeError(f"{label} is {shown(value)}; it must be a whole number of at most {LARGEST:,}")
+            if value < 1:
+                raise ValueError(f"{label} {value} is below 1; models need at least one channel, class and pixel")
     kind, _, short = resolve(name).partition(":")
     return _BUILDERS[kind](short, in_channels=in_channels, num_classes=num_classes, image_size=image_size, **options)
 
@@ -53,6 +59,8 @@ def resolve(name: str) -> str:
         >>> resolve("mlp")
         'zoo:mlp'
     """
+    if not isinstance(name, str):
+        raise TypeError(f"the model is {shown(name)}; it must be a name such as 'mlp' or 'timm:resnet18'")
     kind, short = name.split(":", 1) if ":" in name else (None, name)
     if kind is not None and kind not in _NAMES:
         raise ValueError(f"unknown model {name!r}; write zoo:NAME, timm:NAME, torchvision:NAME or a bare name")
@@ -76,7 +84,11 @@ def _sides(image_size: ImageSize) -> tuple[int, ...]:
     """(height, width) of images, (length,) of windows, () of vectors."""
     if image_size is None:
         return ()
-    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if not isinstance(image_size, Integral | tuple | list):
+        raise TypeError(
+            f"image_size is {shown(image_size)}; it must be a whole number, (height, width), (length,) or None"
+        )
+    sides = (image_size, image_size) if isinstance(image_size, Integral) else tuple(image_size)
     if len(sides) > 2:
         raise ValueError(f"image_size {sides} has {len(sides)} sides; give (height, width) of images or (length,)")
     return sides
@@ -370,6 +382,10 @@ def classifier(model: nn.Module, num_classes: int) -> list[str]:
         >>> classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), num_classes=3)
         ['2.weight', '2.bias']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {shown(model)}; it must be an nn.Module")
+    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool):
+        raise TypeError(f"num_classes is {shown(num_classes)}; it must be a whole number")
     paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     last = [path for path in paths if model.get_submodule(path).out_features == num_classes][-1:]
     layers = [(path, model.get_submodule(path)) for path in last]

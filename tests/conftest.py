@@ -1,9 +1,16 @@
 """What all tests share: torch computes on one thread, which is faster for small models and rounds alike everywhere."""
 
+import gc
+import logging
+import os
+import shutil
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
+from warm import Warm
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
 # Programs of federations, which import Flower and what it brings.
@@ -18,6 +25,41 @@ OF_FLOWER = [
 ]
 collect_ignore = [] if find_spec("flwr") else OF_FLOWER
 
+gc.disable()  # until all is imported: what modules hold is never garbage, and looking for it takes a tenth of the time
+MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
+ROOM = 2**30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the folders of tests into memory where there is room: runs sync what they write, and disks take their time.
+
+    Workers and the processes that tests start inherit it.
+    """
+    usable = "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+    if usable and shutil.disk_usage(MEMORY).free >= ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+# Files whose tests take seconds each: first, so that the last tests to be shared among workers are short ones.
+LONG = {
+    f"test_{name}.py" for name in "same_bytes crash_points examples docs how_to portability export cli_main".split()
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long; the order is otherwise as it was."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    """Spare what every test would pay for; look for garbage again, less often than Python does in small programs."""
+    gc.set_threshold(20_000, 20, 100)
+    gc.enable()
+    # pytest listens, before and after every test, to each logger that does not hand on what it is told: fifty of torch.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
@@ -25,3 +67,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Runs programs in processes of their own that have imported torch already; see `warm.Warm`."""
+    server = Warm()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def undrawn():
+    """A module in which figures are made and not painted: that takes half of a small run, and others look at them."""
+    from hetperm.report import pictures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "png", lambda figure: b"a picture")
+        yield

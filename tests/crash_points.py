@@ -2,6 +2,7 @@
 
     python tests/crash_points.py                 every step of a run with two rivals (minutes)
     python tests/crash_points.py --some 10       about ten of them, of every kind
+    python tests/crash_points.py --slice 2/6     the second of six parts
     python tests/crash_points.py --seeds         a run with several seeds
     python tests/crash_points.py --twice         the resumed run crashes too, at another step
 
@@ -178,10 +179,22 @@ def one_of_each(steps: Sequence[Step], count: int) -> list[int]:
     return sorted(set(chosen))
 
 
+def part(text: str) -> slice:
+    """What ``--slice 2/6`` takes of all steps: every sixth, from the second on."""
+    try:
+        number, parts = map(int, text.split("/"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form 2/6") from None
+    if not 1 <= number <= parts:
+        raise argparse.ArgumentTypeError(f"there is no part {number} of {parts}")
+    return slice(number - 1, None, parts)
+
+
 def main() -> int:
     """Print a line per kind of step and file; return 1 if a resumed run differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--some", type=int, help="crash at about so many steps, of every kind; default: all")
+    parser.add_argument("--slice", type=part, default=slice(None), help="one part of them, as 2/6; default: all")
     parser.add_argument("--seeds", action="store_true", help="a run with several seeds")
     parser.add_argument("--twice", action="store_true", help="the resumed run crashes too")
     flags = parser.parse_args()
@@ -190,6 +203,7 @@ def main() -> int:
         output.draw = draw_quickly
         whole, steps = prepared(job, Path(name))
         points = one_of_each(steps, flags.some) if flags.some else range(len(steps))
+        points = points[flags.slice]
         result = crash_and_resume(job, Path(name), whole, points, twice=flags.twice)
     wrong = Counter(steps[k] for k, different in result.items() if different)
     for (kind, file), count in sorted(Counter(steps[k] for k in points).items()):

@@ -16,6 +16,8 @@ from hetperm.metrics import METRICS
 from hetperm.params import NotFinite
 from hetperm.runs import rehearsal
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TINY = "--num-clients 4 --samples-per-client 20 --epochs 2 --local-steps 2 --warmup-rounds 1 --steps 0 --quiet".split()
 ONE_SIZE = ["--capacity-profile", "homogeneous", "--baselines", ""]
 

@@ -5,8 +5,6 @@ import io
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -463,9 +461,8 @@ print(len(set(reached)), halves)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path):
-    command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / "x.safetensors")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path, warm):
+    done = warm.run(str(tmp_path / "x.safetensors"), code=f"import warnings\nwarnings.simplefilter('error')\n{KILLED}")
     assert done.returncode == 0, done.stderr
     advanced, interrupted = map(int, done.stdout.split())
     assert min(advanced, interrupted) > 5

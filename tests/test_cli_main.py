@@ -49,6 +49,7 @@ def status(words: list[str]) -> int:
             "zzz",
             "unknown command 'zzz'; known are train, reproduce, export, report, compare, join, who, federate",
         ),
+        ("--version 2", "--version goes with no other words; got '2'"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
         ("reproduce tune", f"which experiment?; known are {', '.join(TUNED)}"),

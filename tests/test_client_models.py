@@ -4,8 +4,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -188,7 +186,7 @@ def test_the_two_files_are_enough_wherever_they_are(mlp, copied):
 
 
 @pytest.mark.slow
-def test_another_process_needs_nothing_but_the_two_files(tmp_path):
+def test_another_process_needs_nothing_but_the_two_files(tmp_path, warm):
     (tmp_path / "run").mkdir()
     module, images = saved_client(tmp_path / "run", "cnn", 0.125, shape=(3, 8, 8))
     for kind in ("json", "safetensors"):
@@ -199,7 +197,7 @@ def test_another_process_needs_nothing_but_the_two_files(tmp_path):
         "x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2)); "
         "print(load_client(sys.argv[1], 7)(x).detach().numpy().tobytes().hex())"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    done = warm.run(str(tmp_path), code=code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == module(images).detach().numpy().tobytes().hex()
 

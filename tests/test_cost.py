@@ -285,20 +285,18 @@ def test_counted_memory_of_real_models_is_close_to_measured_memory_and_enough(na
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize(
-    "name, channels, side, batch_size",
-    (("cnn", 3, 32, 128), ("timm:resnet18", 3, 64, 4)),
-)
-def test_counted_memory_is_what_the_kernel_sees_in_a_fresh_process(name, channels, side, batch_size):
-    command = [sys.executable, "tests/reference/memory.py", name, str(channels), str(side), str(batch_size)]
+def test_counted_memory_is_what_the_kernel_sees_in_a_fresh_process():
+    cases = (("cnn", 3, 32, 128), ("timm:resnet18", 3, 64, 4))  # model, channels, side of images, batch size
+    command = [sys.executable, "tests/reference/memory.py", *(",".join(map(str, case)) for case in cases)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    resident = int(done.stdout)
-    model = zoo.build(name, in_channels=channels, num_classes=10, image_size=side)
-    x = torch.zeros(1, channels, side, side)
-    assert count(model, x, batch_size=batch_size).train_bytes == pytest.approx(resident, rel=0.1)
-    # The allocator counts what is reserved too, the kernel only what is written.
-    assert 0.9 * resident <= measure(model, x, batch_size=batch_size) <= 1.1 * resident + reserved(model)
+    for (name, channels, side, batch_size), resident in zip(cases, map(int, done.stdout.split()), strict=True):
+        model = zoo.build(name, in_channels=channels, num_classes=10, image_size=side)
+        x = torch.zeros(1, channels, side, side)
+        assert count(model, x, batch_size=batch_size).train_bytes == pytest.approx(resident, rel=0.1), name
+        # The allocator counts what is reserved too, the kernel only what is written.
+        measured = measure(model, x, batch_size=batch_size)
+        assert 0.9 * resident <= measured <= 1.1 * resident + reserved(model), name
 
 
 @pytest.mark.parametrize("name", ("mlp", "cnn", "depthwise"))

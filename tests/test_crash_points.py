@@ -1,8 +1,6 @@
 """A run that crashes while it changes a file ends byte-identical; `python tests/crash_points.py` tries every step."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_that_crashes_at_steps_of_every_kind_ends_byte_identical():
+def test_a_run_that_crashes_at_steps_of_every_kind_ends_byte_identical(warm):
     """In a process of its own, because torch may use threads in this one, and threads do not survive a fork."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "crash_points.py"), "--some", "10"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    done = warm.run(str(ROOT / "tests" / "crash_points.py"), "--some", "10")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1].endswith(": 10 ended byte-identical")

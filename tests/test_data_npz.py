@@ -15,6 +15,8 @@ from hetperm import Config, load_client, run
 from hetperm.data import images, load, npz
 from hetperm.data.npz import by_position
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 

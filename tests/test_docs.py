@@ -19,6 +19,8 @@ from hetperm.cli import main as cli
 from hetperm.cli.flags import UsageError
 from hetperm.cli.train import parse_train
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 # The pages whose blocks are run here, from top to bottom, each in an empty folder.

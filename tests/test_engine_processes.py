@@ -4,8 +4,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -263,8 +261,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_workers_do_not_outlive_a_parent_that_was_killed():
-    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=300)
+def test_workers_do_not_outlive_a_parent_that_was_killed(warm):
+    done = warm.run(code=ORPHANS)
     pid = int(done.stdout)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

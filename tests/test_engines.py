@@ -1,7 +1,5 @@
 """Engines: all of them give the same numbers, whoever works and in whatever order; and which one is chosen."""
 
-import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -209,14 +207,14 @@ def test_an_unknown_engine_is_refused_with_the_known_ones():
 
 
 @pytest.mark.slow
-def test_counting_the_cost_of_a_model_does_not_keep_processes_from_training():
+def test_counting_the_cost_of_a_model_does_not_keep_processes_from_training(warm):
     """In a process of its own: it takes the first backward pass there is, and on tensors without data."""
     code = (
         "import torch; from torch import nn; from submodels.cost import count;"
         "from hetperm.engine.processes import can_fork;"
         "count(nn.Linear(2, 2), torch.zeros(1, 2), batch_size=2); print(can_fork())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = warm.run(code=code)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -20,6 +20,8 @@ from hetperm.methods import METHODS
 from hetperm.metrics import METRICS
 from submodels import zoo
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "how-to"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.M | re.S)
 

@@ -1,7 +1,9 @@
 """Run folders that lost a file, got one of another run, or went away: noticed, said in one sentence, or mended."""
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,7 +110,20 @@ def words(saved: checkpoint.Saved) -> checkpoint.Saved:
     return replace(saved, history=tuple(row | {"loss_mean": "x"} for row in saved.history))
 
 
+def row_with(value: object, name: str) -> Callable[[checkpoint.Saved], checkpoint.Saved]:
+    return lambda saved: replace(saved, history=(*saved.history[:-1], saved.history[-1] | {name: value}))
+
+
+def nobody_scored(saved: checkpoint.Saved) -> checkpoint.Saved:
+    return replace(saved, extra=saved.extra | {"score": [math.nan] * len(saved.extra["score"])})
+
+
 OTHERS = {
+    "no score in a row": ("the history", row_with(math.nan, "accuracy_mean")),
+    "no count in a row": ("the history", row_with(math.nan, "visits")),
+    "an infinite loss in a row": ("the history", row_with(math.inf, "loss_mean")),
+    "a table in a row": ("the history", row_with({"a": 1}, "loss_mean")),
+    "no scores": ("the scores", nobody_scored),
     "other numbers": ("the models", whole_numbers),
     "no tail average": ("the models", no_tail),
     "no numbers": ("the global model", no_numbers),

@@ -16,6 +16,8 @@ from hetperm.report.grid import markdown
 from hetperm.report.summary import Summary
 from hetperm.runs.summary import aggregate
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # By hand
 
 

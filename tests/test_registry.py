@@ -23,6 +23,8 @@ from hetperm.metrics import METRICS, metric_of
 from hetperm.runs.client_models import load_client
 from submodels import zoo
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ from hetperm.report.advice import Evidence, findings
 from hetperm.report.summary import Summary
 from hetperm.runs import output
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ALIKE = {"num_clients": 4, "capacity_profile": "homogeneous", "model_options": {"hidden": [16, 16]}}
 MIXED = {"num_clients": 6, "capacity_profile": "mobile", "model_options": {"hidden": [32, 32]}}
 

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,15 +195,14 @@ MOMENTS = (0.2, 0.5, 0.8)  # of the seconds that a run takes
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory) -> tuple[Path, dict[str, int]]:
+def killed(tmp_path_factory, warm) -> tuple[Path, dict[str, int]]:
     """Runs that were killed after some seconds of computing, and by what signal.
 
     All of them are children of one process, which pays once for importing torch.
     """
     out = tmp_path_factory.mktemp("killed")
     arguments = json.dumps([TINY, str(out), MOMENTS])
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, arguments], capture_output=True, text=True, env=env)
+    done = warm.run(arguments, code=KILLED)
     assert done.returncode == 0, done.stderr
     return out, {name: int(number) for name, number in map(str.split, done.stdout.splitlines())}
 

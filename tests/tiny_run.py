@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hetperm import Config, profile
+from hetperm import Config
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.runs import output
+from submodels import ScalableModel
 
 TINY = {
     "num_clients": 6,
@@ -36,18 +37,18 @@ def tiny(**changes) -> Config:
 @contextmanager
 def without_what_others_test():
     """A context without pictures, and with each width priced once: they take most of the time of a tiny run."""
-    prices, table = {}, profile.table
+    prices, cost = {}, ScalableModel.cost
 
-    def table_once(tiers, assigned, scalable, **options):
-        key = (tiers, tuple(assigned), scalable and scalable.sizes)
+    def cost_once(scalable, width, *args, **options):
+        key = (repr(scalable.model), scalable.sizes, width, args, tuple(options.items()))
         if key not in prices:
-            prices[key] = table(tiers, assigned, scalable, **options)
+            prices[key] = cost(scalable, width, *args, **options)
         return prices[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "draw", lambda result: None)
         patch.setattr(output.pictures, "png", lambda figure: b"a picture")
-        patch.setattr(profile, "table", table_once)
+        patch.setattr(ScalableModel, "cost", cost_once)
         yield
 
 

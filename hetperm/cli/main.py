@@ -138,6 +138,8 @@ def _dispatch(args: Sequence[str]) -> None:
         print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return
     if args[0] == "--version":
+        if args[1:]:
+            raise UsageError(f"--version goes with no other words; got {' '.join(args[1:])!r}")
         import hetperm
 
         print(f"hetperm {hetperm.__version__}")

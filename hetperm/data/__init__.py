@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,15 +112,25 @@ class Wanted:
             "max_test_samples": self.max_test_samples,
         }
         for label, value in numbers.items():
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{label} must be a whole number of at least 1; got {value!r}")
-        if not 0 <= self.validation_share < 1:
-            raise ValueError(f"validation_share {self.validation_share} is outside [0, 1)")
+            if value is None and label != "num_clients":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{label} must be a whole number of at least 1; got {shown(value)}")
+        if not isinstance(self.partition, str | None):
+            raise TypeError(f"partition is {shown(self.partition)}; it must be a text such as 'iid', or None")
+        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
+            raise TypeError(f"seed is {shown(self.seed)}; it must be a whole number")
+        share = self.validation_share
+        if not isinstance(share, Real) or isinstance(share, bool):
+            raise TypeError(f"validation_share is {shown(share)}; it must be a number from 0 to below 1")
+        if not 0 <= share < 1:
+            raise ValueError(f"validation_share {share} is outside [0, 1)")
 
     @property
     def samples(self) -> int | None:
         """Training samples of a client; None: all there are."""
-        return None if self.samples_per_client == "all" else self.samples_per_client
+        everything = isinstance(self.samples_per_client, str) and self.samples_per_client == "all"
+        return None if everything else self.samples_per_client
 
     @property
     def path(self) -> Path:
@@ -163,6 +174,8 @@ def _fewer(client: Client, i: int, most: int, seed: int) -> Client:
 
 def _maker(name: str) -> Callable[[Wanted], Problem]:
     """The function that makes the data set of that name."""
+    if not isinstance(name, str):
+        raise TypeError(f"the dataset is {shown(name)}; it must be a name such as 'digits'")
     kind, colon, path = name.partition(":")
     # Sets that are read from a folder or file need a path after the colon; the others allow no colon.
     if kind in DATASETS and (bool(path) if kind in WITH_PATH else not colon):

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -65,7 +65,7 @@ def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
     fits = {
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "the history": [row.get("epoch") for row in saved.history] == list(range(1, len(saved.history) + 1))
-        and not any([isinstance(value, str) for row in saved.history for value in row.values()]),
+        and all([_is_row(row, setting, counts=state.work.figures) for row in saved.history]),
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
         "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
         "the mixing weights": (is_diverged or not METHODS[method].mixes)
@@ -75,9 +75,23 @@ def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
         or METHODS[method].one_size
         or (_alike(state.w, setting.start) and (not METHODS[method].mixes or state.w.keys() >= setting.start.keys())),
         "the models": is_diverged or _models_fit(state, setting, method),
-        "the scores": not saved.finished or all([_is_scores(extra.get(key), count) for key in SCORES]),
+        "the scores": not saved.finished or all([_are_scores(extra.get(key), setting, is_diverged) for key in SCORES]),
     }
     return next((part for part, right in fits.items() if not right), None)
+
+
+def _is_row(row: Mapping[str, Any], setting: Setting, counts: Collection[str]) -> bool:
+    """Whether a row of the history holds numbers, and a score that is missing only where some client has no data."""
+    for name, value in row.items():
+        part = "val" if "val_" in name else "test"
+        unscored = setting.nodes is not None or any([getattr(client, part) is None for client in setting.clients])
+        for x in value if isinstance(value, list) else [value]:
+            if not isinstance(x, int | float | None):
+                return False
+            missing = isinstance(x, float) and math.isnan(x) and unscored and name not in counts
+            if x is not None and not math.isfinite(x) and not missing:
+                return False
+    return True
 
 
 def _is_mixing(alpha: Tensor, count: int) -> bool:
@@ -106,8 +120,13 @@ def _models_fit(state: State, setting: Setting, method: str) -> bool:
     return all([[{name: (x.shape, x.dtype) for name, x in one.items()} for one in v] == wanted for v in models])
 
 
-def _is_scores(value: Any, count: int) -> bool:
-    return isinstance(value, list) and len(value) == count and all([isinstance(x, float) for x in value])
+def _are_scores(value: Any, setting: Setting, is_diverged: bool) -> bool:
+    """Whether these can be scores of all clients: nan where there are no test data, or after divergence."""
+    if not isinstance(value, list) or len(value) != len(setting.clients):
+        return False
+    all_blank = is_diverged or setting.nodes is not None
+    blank = [all_blank or client.test is None for client in setting.clients]
+    return all([isinstance(x, float) and (math.isfinite(x) or (math.isnan(x) and no)) for x, no in zip(value, blank)])
 
 
 def _fingerprint(setting: Setting) -> str:

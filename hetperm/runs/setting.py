@@ -150,7 +150,9 @@ class Setting:
         """The multiply-adds of the forward pass of one sample at this width."""
         if self.shop.scalable is None:
             return cost_of_step(self.shop.full.module, self.clients[0], batch_size=2).macs
-        return self.shop.scalable.cost(width, batch_size=2).macs
+        # They do not depend on the batch: where the profile was priced, the same step is not counted again.
+        step = step_of(self.config) if self.profile else {"batch_size": 2}
+        return self.shop.scalable.cost(width, **step).macs
 
     def model_widths(self, name: str) -> list[float]:
         """(N,) the width of every client's personal model under a method."""
