@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "state": "params",
     "plugins": "texts",
     "config": "advice checks plugins texts",
-    "profile": "advice checks config randomness",
+    "profile": "advice checks config randomness texts",
     "trace": "advice config texts",
     "mixing": "randomness texts",
     "device": "mixing params client shards",

@@ -114,4 +114,5 @@ def test_every_round_of_a_run_is_told(algorithm):
     for _ in training.epochs(setting, algorithm, steps=40, on_steps=parts.append):
         before_first_epoch.append(len(parts))
     assert parts == sorted(parts) and 0 < parts[0] <= 0.1 and parts[-1] == pytest.approx(1, abs=0.06)
-    assert before_first_epoch[0] == (12 if algorithm == "perm" else 0)  # ten rounds of warm-up, reports and the look
+    # Ten rounds of warm-up, reports at two models and the look.
+    assert before_first_epoch[0] == (13 if algorithm == "perm" else 0)
