@@ -241,6 +241,22 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkey
     assert "digits classes:1" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.slow
+def test_a_quick_run_tells_what_engines_add_to_a_task_and_the_phases_of_the_main_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.engines, "ENGINES", ("sequential", "ray"))
+    monkeypatch.setattr(run.engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(run.phases.main_job, "__kwdefaults__", {"job": ("--steps", "20", "--epochs", "2", "--quiet")})
+    main(["--quick", "--parts", "engines,train", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert 0 < results["engines"]["sequential"]["task_seconds"] < 1
+    assert "Ray is not installed" in results["engines"]["ray"]["skipped"]
+    phases = results["train"]["phases"]
+    assert all([seconds > 0 for seconds in phases.values()])
+    assert sum(phases.values()) == pytest.approx(2 * phases["total"])
+    table = (tmp_path / "table.md").read_text()
+    assert "| evaluation |" in table and "Ray is not installed" in table
+
+
 def test_a_peer_that_is_not_installed_is_said_to_be_missing(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     assert [peers.missing(name) for name in peers.PEERS] == ["not installed (pip install 'hetperm[bench]')"] * 2
@@ -265,7 +281,10 @@ def test_pfl_comes_to_the_model_of_the_round():
 WRONG = [
     ("--workloads W9", "--workloads: unknown 'W9'; known are W1, W2, W3, W4"),
     ("--parts epoch", "--parts: unknown 'epoch'; did you mean 'epochs'?"),
-    ("--parts=", "--parts is empty; name some of workloads, hetero, peers, perm_rounds, epochs, alpha, scaling"),
+    (
+        "--parts=",
+        "--parts is empty; name some of workloads, hetero, engines, peers, perm_rounds, epochs, alpha, scaling, train",
+    ),
     ("--clients 0", "--clients is 0; it must be a whole number of at least 1"),
     ("--sizes 10 0", "--sizes is 0; it must be a whole number of at least 1"),
     ("--repeat 3", "unknown flag --repeat; did you mean --repeats?"),
