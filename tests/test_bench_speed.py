@@ -245,7 +245,7 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkey
 def test_a_quick_run_tells_what_engines_add_to_a_task_and_the_phases_of_the_main_job(tmp_path, monkeypatch):
     monkeypatch.setattr(run.engines, "ENGINES", ("sequential", "ray"))
     monkeypatch.setattr(run.engines.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(run.phases.main_job, "__kwdefaults__", {"job": ("--steps", "20", "--epochs", "2", "--quiet")})
+    monkeypatch.setattr(run.phases.main_job, "__kwdefaults__", {"job": {"steps": 20, "epochs": 2}})
     main(["--quick", "--parts", "engines,train", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert 0 < results["engines"]["sequential"]["task_seconds"] < 1
