@@ -234,6 +234,7 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkey
         assert row["literal_visits"] == 100 > row["visits"]
         assert 0 < row["accuracy"] <= 1
     assert 0 < results["alpha"]["share_of_epoch"] < 1
+    assert results["alpha"]["report_steps"] > 10  # all ten clients reported, each on several mini-batches
     (row,) = results["scaling"]
     assert row["num_clients"] == 10
     assert row["peak_mb"] > row["imports_mb"] > 0

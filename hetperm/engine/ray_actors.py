@@ -25,6 +25,7 @@ from hetperm.engine.parcels import packed, unpacked
 from hetperm.engine.processes import TRIES
 from hetperm.engine.sequential import answer
 from hetperm.engine.task import Failure, Task
+from hetperm.memory import keep_freed_memory
 from hetperm.shards import Shard, Stored, read
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Host:
     def __init__(self, shop: tuple):
         # Sums on one thread come out as in the other engines.
         torch.set_num_threads(1)
+        keep_freed_memory()
         self._shop, self._clients = Workshop(*unpacked(shop)), {}
 
     def about(self) -> str:
