@@ -13,7 +13,7 @@ DOCS   := .venv-docs/bin/python
 FLOWER := .venv-flower/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-export test-ray test-flower test-federation crash kills fuzz chaos mutants train federate bench microbench docs lint clean
+.PHONY: help setup test test-export test-ray test-ray-nodes test-flower test-federation crash kills fuzz chaos mutants train federate bench microbench docs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,10 @@ test-ray: setup ## run the tests of the Ray engine in an environment of its own,
 	$(VENV) scripts/setup_extra.py ray
 	@if unshare -n true 2>/dev/null; then set -- unshare -n sh -c 'ip link set lo up && exec "$$0" "$$@"'; else set --; fi; \
 	    "$$@" .venv-ray/bin/python -m pytest tests/test_ray.py $(ARGS)
+
+test-ray-nodes: setup ## run on two nodes of a Ray cluster, each in a network namespace, and kill one in a round (as root; a minute)
+	$(VENV) scripts/setup_extra.py ray
+	.venv-ray/bin/python -m pytest tests/ray_two_nodes.py $(ARGS)
 
 test-flower: setup ## run the tests of federations that need Flower, in an environment of its own (.venv-flower)
 	$(VENV) scripts/setup_extra.py flower

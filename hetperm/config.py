@@ -238,8 +238,9 @@ class Config:
     final_lr: Annotated[float | None, RATE] = None
     """Step size of the paper's last full-gradient step, 1/L; needs tail_average 0; None: no such step."""
 
-    eval_every: Annotated[int, whole(1)] = 1
-    """Evaluate every so many epochs; the last epoch is always evaluated."""
+    eval_every: Annotated[int | None, whole(1)] = None
+    """Evaluate every so many epochs, and after the last; None: every epoch, but not where that would cost more than a
+    seventh of training (then fewer epochs, and after the last one the deployed models on all test data)."""
     eval_finished: Annotated[int, whole(0)] = 0
     """Also evaluate the fine-tuned models every so many epochs; 0: only at the end."""
     dtype: Literal["float32", "float64"] = "float32"

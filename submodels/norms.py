@@ -29,7 +29,7 @@ def statistics(module: nn.Module) -> frozenset[str]:
     """
     return frozenset(
         f"{path}.{name}".lstrip(".")
-        for path, norm in _tracking(module, aliases=True)
+        for path, norm in tracking(module, aliases=True)
         for name in _STATISTICS
         if getattr(norm, name, None) is not None
     )
@@ -59,9 +59,29 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     statistics are hidden only while a norm runs: `train()`, `eval()` and `state_dict()` work inside as ever.
     """
     with ExitStack() as stack:
-        for _, norm in _tracking(module):
+        for _, norm in tracking(module):
             _hide_while_running(norm, stack)
         yield
+
+
+@contextmanager
+def without_statistics(norms: Sequence[_NormBase]) -> Iterator[None]:
+    """A context in which these norms have no running statistics, and so use those of the batch.
+
+    To the bit the same as `batch_statistics`, and faster, for a caller that only runs the module: here it is incomplete
+    (`state_dict()`) from the beginning of the context to its end.
+    """
+    # A norm's dictionaries, as setting attributes of a module is slow enough to be felt in a training step.
+    hidden = [(vars(norm), norm._buffers, norm.track_running_stats) for norm in norms]
+    hidden = [(*one, one[1]["running_mean"], one[1]["running_var"]) for one in hidden]
+    try:
+        for attributes, buffers, *_ in hidden:
+            attributes["track_running_stats"] = False
+            buffers["running_mean"] = buffers["running_var"] = None
+        yield
+    finally:
+        for attributes, buffers, tracking, mean, var in hidden:
+            attributes["track_running_stats"], buffers["running_mean"], buffers["running_var"] = tracking, mean, var
 
 
 def recalibrate(
@@ -93,7 +113,7 @@ def recalibrate(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"recalibrate takes a module and got {shown(module)}")
-    norms = dict(_tracking(module))
+    norms = dict(tracking(module))
     if not norms:
         return
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
@@ -142,7 +162,7 @@ def _merged(a: _Moments, b: _Moments, *, between: bool) -> _Moments:
     return _Moments(count, mean, var, a.calls + b.calls)
 
 
-def _tracking(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple[str, _NormBase]]:
+def tracking(module: nn.Module, *, aliases: bool = False) -> Iterator[tuple[str, _NormBase]]:
     """(path, norm) of every norm that keeps running statistics; a shared one once, or with ``aliases`` every time."""
     for path, part in module.named_modules(remove_duplicate=not aliases):
         if isinstance(part, _NormBase) and part.track_running_stats and part.running_mean is not None:

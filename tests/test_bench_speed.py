@@ -234,11 +234,28 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkey
         assert row["literal_visits"] == 100 > row["visits"]
         assert 0 < row["accuracy"] <= 1
     assert 0 < results["alpha"]["share_of_epoch"] < 1
+    assert results["alpha"]["report_steps"] > 10  # all ten clients reported, each on several mini-batches
     (row,) = results["scaling"]
     assert row["num_clients"] == 10
     assert row["peak_mb"] > row["imports_mb"] > 0
     assert row["models_mb"] * 2**20 == 10 * 4 * (60 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
     assert "digits classes:1" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_quick_run_tells_what_engines_add_to_a_task_and_the_phases_of_the_main_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.engines, "ENGINES", ("sequential", "ray"))
+    monkeypatch.setattr(run.engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(run.phases.main_job, "__kwdefaults__", {"job": {"steps": 20, "epochs": 2}})
+    main(["--quick", "--parts", "engines,train", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert 0 < results["engines"]["sequential"]["task_seconds"] < 1
+    assert "Ray is not installed" in results["engines"]["ray"]["skipped"]
+    phases = results["train"]["phases"]
+    assert all([seconds > 0 for seconds in phases.values()])
+    assert sum(phases.values()) == pytest.approx(2 * phases["total"])
+    table = (tmp_path / "table.md").read_text()
+    assert "| evaluation |" in table and "Ray is not installed" in table
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_missing(monkeypatch):
@@ -265,7 +282,10 @@ def test_pfl_comes_to_the_model_of_the_round():
 WRONG = [
     ("--workloads W9", "--workloads: unknown 'W9'; known are W1, W2, W3, W4"),
     ("--parts epoch", "--parts: unknown 'epoch'; did you mean 'epochs'?"),
-    ("--parts=", "--parts is empty; name some of workloads, hetero, peers, perm_rounds, epochs, alpha, scaling"),
+    (
+        "--parts=",
+        "--parts is empty; name some of workloads, hetero, engines, peers, perm_rounds, epochs, alpha, scaling, train",
+    ),
     ("--clients 0", "--clients is 0; it must be a whole number of at least 1"),
     ("--sizes 10 0", "--sizes is 0; it must be a whole number of at least 1"),
     ("--repeat 3", "unknown flag --repeat; did you mean --repeats?"),

@@ -27,7 +27,7 @@ from hetperm.device.bench import Workshop
 from hetperm.device.updates import Sgd
 from hetperm.engine.choice import choose, opened
 from hetperm.engine.sequential import Sequential
-from hetperm.engine.task import Failure, Task
+from hetperm.engine.task import Failure, Task, longest_first
 from hetperm.engine.threads import Threads
 from hetperm.server.global_model import local_sgd_round
 
@@ -242,3 +242,22 @@ def test_only_layers_that_drop_something_keep_threads_away(make, drawing):
 
     shop = Workshop(build(model), F.cross_entropy)
     assert choose("auto", 2, make_clients(), shop) == ("processes" if drawing else "threads")
+
+
+def test_long_tasks_are_begun_first_and_outcomes_keep_their_order():
+    clients = make_clients(FULL)
+    tasks = [Task(Sgd(k, 4, 0.3), start(), host=k, seed=k, width=width) for k, width in ((1, 1.0), (3, 1.0), (2, 1.0))]
+    assert longest_first(tasks, clients) == [1, 2, 0]
+    assert longest_first([replace(tasks[0], width=0.5), tasks[0]], clients) == [1, 0]
+    begun = []
+
+    class Noting(Threads):
+        def _run(self, task):
+            begun.append(task.seed)
+            return super()._run(task)
+
+    engine = Noting(clients, make_shop(), 1)
+    outcomes = engine.run(tasks)
+    engine.close()
+    assert begun == [3, 2, 1]
+    assert all(map(equal, outcomes, Sequential(clients, make_shop()).run(tasks)))

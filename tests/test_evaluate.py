@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from hetperm.client import View
 from hetperm.metrics import accuracy
-from hetperm.runs.evaluate import evaluate, summarise
+from hetperm.runs.evaluate import IMAGES, evaluate, summarise
 
 
 def test_accuracy_is_the_share_of_right_answers():
@@ -130,3 +130,23 @@ def test_nothing_to_evaluate_on_is_an_error(nothing):
 def test_a_metric_that_is_no_mean_is_refused_with_its_shape():
     with pytest.raises(ValueError, match=r"the metric of a batch has shape \(5,\) and must be one number"):
         evaluate(Sum(), (X, Y), loss=F.cross_entropy, metric=lambda logits, y: logits.argmax(1) == y)
+
+
+def test_images_of_a_plain_network_are_run_with_channels_last_a_few_at_a_time_and_give_the_same_figures():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 9, 3))
+    x, y = torch.randn(IMAGES + 6, 1, 8, 8), torch.arange(IMAGES + 6) % 3
+    seen = []
+    network[1].register_forward_hook(lambda part, inputs, output: seen.append(inputs[0].clone()))
+    plain = evaluate(network, (x, y), loss=F.cross_entropy, metric=accuracy)  # what a hook does nobody knows
+    assert [len(one) for one in seen] == [IMAGES + 6] and seen[0].is_contiguous()
+    network[1]._forward_hooks.clear()
+    sizes = []
+
+    def loss(outputs, y):
+        sizes.append(len(y))
+        return F.cross_entropy(outputs, y)
+
+    fast = evaluate(network, (x, y), loss=loss, metric=accuracy)
+    assert sizes == [IMAGES, 6]
+    assert fast == pytest.approx(plain, rel=1e-5)

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "trace": "advice config texts",
     "mixing": "randomness texts",
     "device": "mixing params client shards",
-    "engine": "device params client shards",
+    "engine": "device params client shards memory",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
     "server": "engine.task device mixing params state client shards randomness",
     "algorithms": "server engine.task device mixing params state client randomness",

@@ -444,3 +444,22 @@ def test_many_models_can_be_run_at_once_under_vmap():
         together = vmap(lambda p, b, x: functional_call(base, (p, b), (x,)))(parameters, buffers, x)
     for net, inputs, output in zip(nets, x, together):
         torch.testing.assert_close(net.train()(inputs), output, rtol=0, atol=1e-12)
+
+
+# without_statistics
+
+
+def test_without_statistics_gives_the_bits_of_batch_statistics_and_restores_the_norms():
+    net, x = _net().train(), _batches(4)[0]
+    before, flags = _snapshot(net), _settings(net)
+    tracked = [norm for _, norm in norms.tracking(net)]
+    torch.manual_seed(0)
+    with norms.batch_statistics(net):
+        expected = net(x)
+    torch.manual_seed(0)
+    with norms.without_statistics(tracked):
+        assert torch.equal(net(x), expected)
+        assert tracked and all([norm.running_mean is None and not norm.track_running_stats for norm in tracked])
+    with pytest.raises(KeyError), norms.without_statistics(tracked):
+        raise KeyError
+    assert _equal(net.state_dict(), before) and _settings(net) == flags

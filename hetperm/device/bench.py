@@ -15,7 +15,7 @@ from hetperm.device.layout import channels_last, prefers_channels_last
 from hetperm.params import Params, flat, step_size
 from hetperm.shards import Batch, Inputs, Shard, at_once, parts, read, size_of, taken
 from submodels import IndexSet, ScalableModel
-from submodels.norms import batch_statistics, has_batch_norm
+from submodels.norms import has_batch_norm, tracking, without_statistics
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean loss of the batch
 
@@ -45,6 +45,7 @@ class Workbench:
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         self.slots = [p for p in module.parameters() if p.requires_grad]  # where a visiting model is copied to
         self.norms = has_batch_norm(module)
+        self._tracking = [norm for _, norm in tracking(module)]
         self.data = [p.data for p in self.slots]  # the same memory, outside the autograd graph
         self.channels_last = prefers_channels_last(module)
 
@@ -72,7 +73,7 @@ class Workbench:
             x = channels_last(x)
         if not self.norms:
             return masked(outputs_of(self.module, x), self.classes)
-        with batch_statistics(self.module):
+        with without_statistics(self._tracking):
             return masked(outputs_of(self.module, x), self.classes)
 
     def value(self, x: Inputs, y: Tensor) -> Tensor:

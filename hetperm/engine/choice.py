@@ -12,6 +12,7 @@ from hetperm.engine.processes import Processes, can_fork
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Engine
 from hetperm.engine.threads import Threads, draws
+from hetperm.memory import keep_freed_memory
 
 
 def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop, recipe: Recipe = PLAIN) -> str:
@@ -54,6 +55,7 @@ def opened(
     Args:
         address: of the cluster, for "ray".
     """
+    keep_freed_memory()
     match kind:
         case "sequential":
             engine = Sequential(clients, shop)

@@ -25,7 +25,7 @@ from hetperm.client import Client
 from hetperm.device.bench import Workshop
 from hetperm.engine.pickling import TensorPickler
 from hetperm.engine.sequential import answer
-from hetperm.engine.task import Failure, Task
+from hetperm.engine.task import Failure, Task, longest_first
 from hetperm.engine.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Processes:
         """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         outcomes: list[Any] = [None] * len(tasks)
         # Reversed, so that pop() takes the next task and append() puts a lost one at the front.
-        waiting, tries = list(reversed(range(len(tasks)))), [0] * len(tasks)
+        waiting, tries = longest_first(tasks, self.clients)[::-1], [0] * len(tasks)
         busy: dict[Connection, tuple[int, int]] = {}  # pipe of a worker -> (which worker, which task)
         free = list(range(len(self._buffers)))
         while waiting or busy:

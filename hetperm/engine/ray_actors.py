@@ -24,7 +24,8 @@ from hetperm.device.bench import Workshop
 from hetperm.engine.parcels import packed, unpacked
 from hetperm.engine.processes import TRIES
 from hetperm.engine.sequential import answer
-from hetperm.engine.task import Failure, Task
+from hetperm.engine.task import Failure, Task, longest_first
+from hetperm.memory import keep_freed_memory
 from hetperm.shards import Shard, Stored, read
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Host:
     def __init__(self, shop: tuple):
         # Sums on one thread come out as in the other engines.
         torch.set_num_threads(1)
+        keep_freed_memory()
         self._shop, self._clients = Workshop(*unpacked(shop)), {}
 
     def about(self) -> str:
@@ -182,7 +184,7 @@ class RayActors:
         """The outcomes of the tasks, in order; a Failure for a task that raised an error."""
         self._fill()  # nodes may have come back
         outcomes: list[Any] = [None] * len(tasks)
-        waiting, tries = list(range(len(tasks))), [0] * len(tasks)
+        waiting, tries = longest_first(tasks, self.clients), [0] * len(tasks)
         models = Models(tasks)
         while waiting or any([actor.tasks for actor in self._actors]):
             waiting = self._hand_out(waiting, tasks, models)

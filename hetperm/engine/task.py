@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hetperm.client import Client
 from hetperm.device.updates import Update
 from hetperm.params import Params
 
@@ -45,6 +46,18 @@ class Absent(Exception):
     An engine that finds this out returns it as the error of a `Failure`, and has an attribute `hosts_may_be_absent`
     that is True: then it is counted how often each client was asked.
     """
+
+
+def longest_first(tasks: Sequence[Task], clients: Sequence[Client]) -> list[int]:
+    """The positions of the tasks, those with most work first: so that no worker is left with a long one at the end."""
+
+    def work(k: int) -> float:
+        task = tasks[k]
+        n = clients[task.host].n_train
+        # Multiply-adds grow with the square of the width. What says nothing of its samples runs all of them.
+        return task.width**2 * getattr(task.update, "samples", lambda n: n)(n)
+
+    return sorted(range(len(tasks)), key=work, reverse=True)
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ from torch import nn
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
 from hetperm.engine.sequential import run_task, work_on
-from hetperm.engine.task import Failure, Task
+from hetperm.engine.task import Failure, Task, longest_first
 
 
 class Threads:
@@ -30,7 +30,9 @@ class Threads:
         if not self._alone:
             # If the global generator is untouched, nothing was drawn and no task can have disturbed another.
             before = torch.get_rng_state()
-            outcomes = list(self._pool.map(self._run, tasks))
+            order = longest_first(tasks, self.clients)
+            found = dict(zip(order, self._pool.map(self._run, [tasks[k] for k in order]), strict=True))
+            outcomes = [found[k] for k in range(len(tasks))]
             if torch.equal(before, torch.get_rng_state()):
                 return outcomes
             # The model draws where `draws` cannot see it. Run these tasks again, and all later ones, one at a time.

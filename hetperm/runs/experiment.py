@@ -267,8 +267,10 @@ def execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_
         blocks = coverage_of(main)
         if blocks is not None:
             files.write_csv(folder / "coverage.csv", blocks)
+    drawing = time.perf_counter()
     output.draw(result)
-    files.write_json(folder / files.CLOCK, output.timing(result, time.perf_counter() - began))
+    now = time.perf_counter()
+    files.write_json(folder / files.CLOCK, output.timing(result, now - began, now - drawing))
     files.write(folder / page.NAME, page.render(folder))
     if not (folder / "config.toml").exists():
         raise FileNotFoundError(f"{folder} was emptied while the run was writing to it; start another run with --out")

@@ -144,14 +144,21 @@ def _finished(runs: Sequence[Trained]) -> Sequence[Trained]:
     return [one for one in runs if not one.diverged] or runs
 
 
-def timing(result: Result, seconds: float) -> dict[str, Any]:
-    """The content of timing.json: everything that depends on the clock and the machine."""
+def timing(result: Result, seconds: float, pictures: float) -> dict[str, Any]:
+    """The content of timing.json: everything that depends on the clock and the machine.
+
+    Args:
+        seconds: what the run took in this process.
+        pictures: the part of it in which pictures were drawn.
+    """
     config = result.setting.config
     methods = {result.main.method: result.main, **result.baselines}
     return {
         # The clock of this process misses the time before the run was resumed.
         "seconds": seconds + sum(method.seconds_before_resume for method in methods.values()),
         "seconds_by_method": {name: method.seconds for name, method in methods.items()},
+        "evaluation_seconds_by_method": {name: method.evaluation_seconds for name, method in methods.items()},
+        "picture_seconds": pictures,
         "peak_memory_mb": memory.peak_bytes() / memory.MB,
         "engine": result.setting.engine,
         "workers": config.workers,

@@ -8,6 +8,7 @@ from hetperm.device.bench import CHUNK, Workbench, Workshop, masked, outputs_of
 from hetperm.metrics import Metric
 from hetperm.params import NotFinite, Params
 from hetperm.runs.evaluate import evaluate, summarise
+from hetperm.runs.scoring import LABELS, Wanted, with_fewer
 from hetperm.runs.setting import Setting
 from hetperm.shards import parts
 from submodels.norms import recalibrate
@@ -45,24 +46,25 @@ def score(setting: Setting, models: Sequence[Params], widths: Sequence[float], p
         part: "val" or "test".
         where: the moment of the run, for errors, such as "after epoch 3".
     """
-    return scores(setting, [(models, part)], widths, where=where)[0]
+    return scores(setting, [(models, Wanted("", LABELS[part]))], widths, where=where)[0]
 
 
 def scores(
-    setting: Setting, wanted: Sequence[tuple[Sequence[Params], str]], widths: Sequence[float], *, where: str
+    setting: Setting, wanted: Sequence[tuple[Sequence[Params], Wanted]], widths: Sequence[float], *, where: str
 ) -> list[Scores]:
-    """The scores of several sets of models, (models, part) each; at nodes all of a client's travel together."""
+    """The scores of several sets of models, each on a part of the data; at nodes all of a client's travel together."""
     clients, shop, metric = setting.clients, setting.shop, setting.metric
     rows = [
-        (k, i, models[i], part)
-        for k, (models, part) in enumerate(wanted)
+        (k, i, models[i], one.part)
+        for k, (models, one) in enumerate(wanted)
         for i, client in enumerate(clients)
-        if getattr(client, part) is not None
+        if getattr(client, one.part) is not None
     ]
     if setting.nodes is not None:
         found = setting.nodes.score(setting, [(i, params, widths[i], part) for _, i, params, part in rows])
     else:
-        found = [score_one(shop, metric, clients[i], params, widths[i], part) for _, i, params, part in rows]
+        scored = [with_fewer(clients, one) for _, one in wanted]
+        found = [score_one(shop, metric, scored[k][i], params, widths[i], part) for k, i, params, part in rows]
     tables = [([math.nan] * len(clients), [math.nan] * len(clients)) for _ in wanted]
     for (k, i, _, part), one in zip(rows, found, strict=True):
         if one is None:

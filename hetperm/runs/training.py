@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hetperm.runs.counted import Counted
 from hetperm.runs.files import GrowingCsv
 from hetperm.runs.origin import DIVERGED, SCORES, misfit, origin_of, refusal, remedy
 from hetperm.runs.scores import Scores, by_tier, figures, scores
+from hetperm.runs.scoring import TAIL, Wanted, wanted_after
 from hetperm.runs.setting import Setting
 from hetperm.server.federation import Federation
 from hetperm.server.pace import Pace
@@ -32,6 +34,7 @@ from hetperm.state import State
 from hetperm.texts import one_line
 
 SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
+EVALUATION = "evaluation_seconds"  # the key in the extra values of a checkpoint of the time that scoring took
 BY_CLIENT = "client_scores"  # the key in the history of the scores of all clients, a list
 MOST_CURVES = 1000  # clients up to which each has a curve of its own
 
@@ -50,6 +53,7 @@ class Trained:
         trained_here: whether this process trained any epoch of it; otherwise all came from a checkpoint.
         diverged: when it went non-finite, such as "diverged at epoch 3"; empty if it finished. What diverged has no
             scores, and its state and history are those of its last good epoch.
+        evaluation_seconds: the part of `seconds` in which models were scored.
     """
 
     method: str
@@ -63,6 +67,7 @@ class Trained:
     seconds_before_resume: float
     trained_here: bool
     diverged: str = ""
+    evaluation_seconds: float = 0.0
 
 
 def default_steps(config: Config) -> int:
@@ -162,10 +167,11 @@ def epochs(
     config, method = setting.config, METHODS[name]
     # The time before the run was resumed counts too.
     began = time.perf_counter() - (0.0 if saved is None else saved.extra["seconds"])
+    scoring = 0.0 if saved is None else saved.extra.get(EVALUATION, 0.0)
     origin = origin_of(setting, name)
 
     def extra() -> dict[str, Any]:
-        return {**origin, "seconds": time.perf_counter() - began, SIMULATED: watch.seconds}
+        return {**origin, "seconds": time.perf_counter() - began, EVALUATION: scoring, SIMULATED: watch.seconds}
 
     # Trained at one size, but scored in the setting of all methods: `_row` gets that one.
     sized = setting.one_size() if method.one_size else setting
@@ -189,10 +195,12 @@ def epochs(
                 watch.uploads = False  # a model that is fine-tuned by its client stays there
                 done = _done(algorithm, state, config)
                 watch.uploads = True
-                evaluated = is_last or state.r % config.eval_every == 0 or done is not None
-                row, scores = _row(setting, name, done or state, evaluated=evaluated)
+                wanted = wanted_after(setting, name, done or state, rows, finished=done is not None)
+                asked = time.perf_counter()
+                row, scores = _row(setting, name, done or state, wanted)
+                scoring += time.perf_counter() - asked
                 row["finished"] = int(done is not None)
-                if name == config.algorithm and evaluated and len(setting.clients) <= MOST_CURVES:
+                if name == config.algorithm and wanted and len(setting.clients) <= MOST_CURVES:
                     row[BY_CLIENT] = [round(value, 4) for value in scores[0]]
                 if setting.devices:
                     row[SIMULATED] = watch.seconds
@@ -272,6 +280,7 @@ def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> 
         loss=tuple(saved.extra["loss"]),
         seconds=saved.extra["seconds"],
         seconds_before_resume=0.0 if before is None else before.extra["seconds"],
+        evaluation_seconds=saved.extra.get(EVALUATION, 0.0),
         trained_here=saved is not before,
         diverged=saved.extra.get(DIVERGED, ""),
     )
@@ -361,29 +370,24 @@ def checkpoint_file(folder: Path, method: str) -> Path:
 # Rows of the metrics
 
 
-def _row(setting: Setting, method: str, state: State, *, evaluated: bool) -> tuple[dict[str, Any], Scores]:
-    """The row of metrics of an epoch, and the scores of the deployed models on test data.
+def _row(setting: Setting, method: str, state: State, wanted: Sequence[Wanted]) -> tuple[dict[str, Any], Scores]:
+    """The row of metrics of an epoch, and the scores of the deployed models on test data, if these are wanted.
 
-    The row holds the work so far and the figures of v and, if there is one, of the tail average. In the last epoch it
-    also holds figures on validation data, which tuning uses.
+    The row holds the work so far and the figures that are wanted, of v and, if there is one, of the tail average. In
+    the last epoch these are also on validation data, which tuning uses.
     """
-    r = state.r
+    r, metric = state.r, setting.metric.name
     row, test = {"epoch": r, **state.work.figures}, ((), ())
-    if not evaluated:
-        return row, test
     widths, where = setting.model_widths(method), f"after epoch {r}"
-    models = {"": state.v} | ({"tail_": state.tail} if state.tail is not None else {})
-    parts = {"": "test", "val_": "val"} if r == setting.config.epochs else {"": "test"}
-    found = iter(scores(setting, [(v, part) for v in models.values() for part in parts.values()], widths, where=where))
+    models = {"": state.v, TAIL: state.tail}
+    found = scores(setting, [(models[one.prefix], one) for one in wanted], widths, where=where)
     # The tail average comes last, so that `test` ends with the scores of the models that are deployed.
-    for prefix in models:
-        scored = {label: next(found) for label in parts}
-        test = scored[""]
-        for label, one in scored.items():
-            for quantity, table in figures(setting, *one).items():
-                row |= {f"{prefix}{label}{quantity}_{name}": figure for name, figure in table.items()}
-        for tier, mean in by_tier(setting, test[0]).items():
-            row[f"{prefix}{setting.metric.name}_tier_{tier}"] = mean
+    for prefix, group in groupby(zip(wanted, found, strict=True), key=lambda pair: pair[0].prefix):
+        for one, scored in group:
+            test = scored if one.part == "test" else test
+            for quantity, table in figures(setting, *scored).items():
+                row |= {f"{prefix}{one.label}{quantity}_{name}": figure for name, figure in table.items()}
+        row |= {f"{prefix}{metric}_tier_{tier}": mean for tier, mean in by_tier(setting, test[0]).items()}
     return row, test
 
 

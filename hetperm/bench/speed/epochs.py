@@ -120,11 +120,13 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
         with choice.opened(setting.engine, workers, setting.clients, setting.shop) as chosen:
             federation = _federation(setting, chosen)
             algorithm = two_stage(federation, setting.start, options)  # its epochs are visits and nothing else
-            state = algorithm.begin()
+            state, asked = algorithm.begin(), []
+            forgotten = replace(state, memory={})  # the reports of `begin`: all clients are asked again
 
             def estimate() -> None:
                 update = ReportGradient(options.mixing.noise_batches)
-                reports = collect_reports(federation, state, update, batch_size=options.visiting.batch_size)
+                reports = collect_reports(federation, forgotten, update, batch_size=options.visiting.batch_size)
+                asked.append(reports.work.client_steps)
                 mixing.weights(reports.zeta, reports.q, reports.n, regularization=options.mixing.regularization)
 
             visit = partial(algorithm.epoch, state)
@@ -135,6 +137,7 @@ def price_of_alpha(case: Case, *, engine: str, workers: int, repeats: int) -> di
         **_described(setting),
         "local_steps": ALPHA_STEPS,
         "share_of_epoch": alpha / (alpha + visits),
+        "report_steps": asked[0],
         "shares": [a / (a + e) for (a, _), (e, _) in zip(estimates, epochs, strict=True)],
         "alpha_seconds": alpha,
         "alpha_cpu_seconds": alpha_cpu,

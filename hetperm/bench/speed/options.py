@@ -9,7 +9,7 @@ from hetperm.checks import Check, Names, check_fields, path, several, whole
 from hetperm.config import Engine
 
 WORKLOADS = ("W1", "W2", "W3", "W4")
-PARTS = ("workloads", "hetero", "peers", "perm_rounds", "epochs", "alpha", "scaling")
+PARTS = ("workloads", "hetero", "engines", "peers", "perm_rounds", "epochs", "alpha", "scaling", "train")
 
 
 def some_of(choices: tuple[str, ...]) -> Check:
@@ -35,8 +35,9 @@ class Options:
     """Folder that results.json, table.md and speed.png are written to."""
     parts: Annotated[Names, some_of(PARTS)] = PARTS
     """What is run: workloads (against a bare loop), hetero (W5, an epoch of models of five
-    sizes, against its steps), peers, perm_rounds (against FedAvg), epochs (against literal ones),
-    alpha (what it costs), scaling (over the number of clients)."""
+    sizes, against its steps), engines (a task and W3 on each), peers, perm_rounds (against
+    FedAvg), epochs (against literal ones), alpha (what it costs), scaling (over the number of clients), train (the
+    main job by phase)."""
     workloads: Annotated[Names, some_of(WORKLOADS)] = WORKLOADS
     """W1 logistic, W2 MLP, W3 cnn, W4 resnet18 in five widths."""
     clients: Annotated[int | None, whole(1, 100_000)] = None

@@ -48,6 +48,23 @@ def _hetero(rows: Rows) -> Iterator[list[str]]:
             yield [*_work(name, row), count, *_seconds(row, "bare", "epoch"), _spread(row, "ratio_to_bare")]
 
 
+def _engines(rows: Rows) -> Iterator[list[str]]:
+    for name, row in rows.items():
+        if "skipped" in row:
+            yield [name, row["skipped"], *[""] * 5]
+        else:
+            task = [1e3 * seconds for seconds in (row["task_seconds"], *row["tasks_seconds"])]
+            spread = f"{task[0]:.3g} ({min(task):.3g} to {max(task):.3g})"
+            yield [
+                name,
+                row["size"],
+                str(row["cores"]),
+                spread,
+                *_seconds(row, "bare", "round"),
+                _spread(row, "ratio_to_bare"),
+            ]
+
+
 def _peers(rows: Rows) -> Iterator[list[str]]:
     for name, peer in rows.items():
         if "skipped" in peer:
@@ -90,6 +107,12 @@ def _scaling(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
         ]
 
 
+def _train(row: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, median in row["phases"].items():
+        single = [one[name] for one in row["single"]]
+        yield [name, f"{median:.2f} ({min(single):.2f} to {max(single):.2f})", f"{median / row['phases']['total']:.0%}"]
+
+
 def _work(name: str, row: Mapping[str, Any]) -> list[str]:
     return [name, row["about"], *_size(row)]
 
@@ -124,6 +147,12 @@ TABLES: dict[str, tuple[str, Sequence[str], int, Callable[[Any], Iterator[list[s
         4,
         _hetero,
     ),
+    "engines": (
+        "Engines: a task of one small step, and a round of W3 on two workers against a bare torch loop on one core",
+        ("engine", "round", "workers", "a small task, ms", "bare loop, s", "FedAvg round, s", "times faster"),
+        2,
+        _engines,
+    ),
     "peers": (
         "The same rounds by other frameworks, one core",
         ("peer", "workload", "bare loop, s", "its round, s", "times faster than bare"),
@@ -156,6 +185,12 @@ TABLES: dict[str, tuple[str, Sequence[str], int, Callable[[Any], Iterator[list[s
         ("clients", "engine", "partners", "epoch, s", "peak, MB", "above imports, MB", "models, MB", "alpha"),
         2,
         _scaling,
+    ),
+    "train": (
+        "The main job (`make train`) from the start of the interpreter to its end, by phase",
+        ("phase", "s", "share"),
+        1,
+        _train,
     ),
 }
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetperm.bench.speed import epochs, hetero, peers, rounds, scaling, timing
+from hetperm.bench.speed import engines, epochs, hetero, peers, phases, rounds, scaling, timing
 from hetperm.bench.speed.options import Options
 from hetperm.bench.speed.workloads import WORKLOADS, Workload, resized
 
@@ -64,6 +64,14 @@ def _on_two_cores(name: str, workload: Workload, options: Options, say: Say, mea
     return measure(workload, engine="threads", workers=2, **options.repetitions)
 
 
+def _engines(options: Options, say: Say) -> Figures:
+    workload, rows = resized(WORKLOADS["W3"], QUICK["W3"] if options.quick else None), {}
+    for engine in engines.ENGINES:
+        say(f"engine {engine}")
+        rows[engine] = engines.of_engine(engine, workload, **options.repetitions)
+    return rows
+
+
 def _peers(options: Options, say: Say) -> Figures:
     return {name: _peer(name, options, say) for name in peers.PEERS}
 
@@ -111,14 +119,21 @@ def _scaling(options: Options, say: Say) -> Figures:
     return scaling.curve(sizes, engine=options.engine)
 
 
+def _train(options: Options, say: Say) -> Figures:
+    say("the main job")
+    return phases.main_job(runs=options.repetitions["runs"])
+
+
 MEASURES: dict[str, Callable[[Options, Say], Figures]] = {
     "workloads": _workloads,
     "hetero": _hetero,
+    "engines": _engines,
     "peers": _peers,
     "perm_rounds": _perm_rounds,
     "epochs": _epochs,
     "alpha": _alpha,
     "scaling": _scaling,
+    "train": _train,
 }
 
 

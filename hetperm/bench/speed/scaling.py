@@ -1,13 +1,11 @@
 """Time and memory of a PERM epoch for more and more clients, in groups of ten that should find each other."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from hetperm.bench.speed.children import answer_of
 from hetperm.runs.memory import MB, peak_bytes
 from hetperm.runs.reproduce.grouped import CLASSES, FEATURES, grouped
 
@@ -18,15 +16,8 @@ def curve(sizes: Sequence[int], *, engine: str) -> list[dict[str, Any]]:
 
 
 def _in_child(N: int, engine: str) -> dict[str, Any]:
-    # The child must find this very package, also in a checkout that is not installed.
-    root = str(Path(__file__).resolve().parents[3])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     # The peak of a process never falls: in one process, a size would show the peak of the size before it.
-    command = [sys.executable, "-m", "hetperm.bench.speed.scaling", str(N), engine]
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    if done.returncode:
-        raise RuntimeError(f"the epoch of {N} clients ended with status {done.returncode}: {done.stderr[-500:]}")
-    return json.loads(done.stdout)
+    return answer_of(__name__, str(N), engine)
 
 
 def epoch(N: int, engine: str) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def curves(session: Session) -> None:
     """The paper's figures: accuracy and loss along the way, of every method."""
     plan, settings = session.plan, Settings()
     wanted = [
-        Cell(case.name, method, seeded(case, seed, eval_finished=4), "curve", case.seconds)
+        Cell(case.name, method, seeded(case, seed, eval_every=1, eval_finished=4), "curve", case.seconds)
         for case in plan.cases
         for seed in plan.seeds
         for method in plan.methods
