@@ -56,7 +56,8 @@ def test_nodes_without_a_registered_key_or_with_a_wrong_clock_are_refused_with_o
         (stranger / name).write_bytes((place / "nodes" / "0" / name).read_bytes())
     certificates.node_key(stranger / "node.key", tmp_path / "9.pub")
     end(nodes, 3)
-    said, begin = tmp_path / "ahead.log", (place / "server" / LOG).stat().st_size
+    said, log = tmp_path / "ahead.log", place / "server" / LOG
+    begin = log.stat().st_size if log.is_file() else 0
     odd = local.start_node(tmp_path, 9), odd_node(place, 3, "ahead", said)
     try:
         served(place, "stranger", wait=30.0, changes={"steps": 12, "epochs": 1})
@@ -67,10 +68,10 @@ def test_nodes_without_a_registered_key_or_with_a_wrong_clock_are_refused_with_o
         nodes[3] = local.start_node(place, 3)
     lines = (stranger / "node.log").read_text()
     assert lines.count("does not know this node") == 1
-    served_by = (place / "server" / LOG).read_bytes()[begin:].decode()
+    served_by = log.read_bytes()[begin:].decode()
     assert served_by.count("refused a node at 127.0.0.1: its key is not in server/nodes, or its clock is wrong") == 2
-    (line,) = said.read_text().splitlines()
-    assert re.match(r"the clock of this device is (59|60|61) s ahead of that of the server .*; set the clock", line)
+    (line,) = [line for line in said.read_text().splitlines() if "clock" in line]
+    assert re.match(r"the clock of this device is 6[0-3] s ahead of that of the server .*; set the clock", line)
 
 
 def test_a_body_that_is_too_large_is_refused_with_one_line_before_it_is_read(place):
