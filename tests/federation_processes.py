@@ -142,12 +142,12 @@ def test_a_node_that_is_stopped_past_the_deadline_is_absent_and_comes_back(place
         watch.then = lambda: nodes[2].send_signal(signal.SIGCONT)
 
     watch = Watch(visit_at(2), stop)
-    run = served(place, "stopped", watch, deadline=45.0, changes={"epochs": 6, "steps": 180})
-    assert [(event["host"], event["detail"]) for event in watch.of("absent")] == [(2, "no answer within 45 s")]
+    run = served(place, "stopped", watch, deadline=25.0, changes={"epochs": 6, "steps": 180})
+    assert [(event["host"], event["detail"]) for event in watch.of("absent")] == [(2, "no answer within 25 s")]
     (back,) = [k for k, event in enumerate(watch.seen) if event["event"] == "back" and event["host"] == 2]
     assert [event for event in watch.seen[back:] if event["event"] == "done" and event["host"] == 2]
     told = json.loads((run / "federation.json").read_text())["nodes"][2]
-    assert told["events"]["absent"] == 1 and "no answer within 45 s" in told["reasons"][-1] and not told["absent_now"]
+    assert told["events"]["absent"] == 1 and "no answer within 25 s" in told["reasons"][-1] and not told["absent_now"]
 
 
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(place, nodes, simulated):
