@@ -194,6 +194,27 @@ def test_very_many_clients_are_compared_at_two_models_row_by_row(monkeypatch):
     torch.testing.assert_close(rows[:], dense, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dense_up_to", [2000, 2])
+def test_relabelling_clients_relabels_distances_at_two_models_to_the_bit(monkeypatch, dense_up_to):
+    monkeypatch.setattr(discrepancy, "DENSE_UP_TO", dense_up_to)
+    generator = torch.Generator().manual_seed(2)
+    late, early = torch.randn(7, 9, generator=generator), torch.randn(7, 5, generator=generator)
+    n, q, order = (
+        torch.arange(3.0, 10.0).double(),
+        torch.rand(7, generator=generator).double(),
+        torch.randperm(7, generator=generator),
+    )
+    noise = torch.rand(7, generator=generator).double()
+
+    def compared(rows):
+        before = kept_reports(early[rows].tolist(), noise[rows].tolist()) | {"gradient": early[rows]}
+        zeta, q_both = over_two_models([late[rows]], q[rows], before, n[rows])
+        return zeta[:], q_both
+
+    (zeta, both), (other, other_q) = compared(torch.arange(7)), compared(order)
+    assert torch.equal(other, zeta[order][:, order]) and torch.equal(other_q, both[order])
+
+
 def test_clients_report_once_at_the_early_model_and_it_counts_in_the_work():
     clients = make_clients()
     recording, tasks = engine_that_records()
