@@ -66,6 +66,7 @@ def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     return {algorithm_name(name, method): table(f"[{method}]", options) for method, options in value.items()}
 
 
+MOMENTUM = 0.9  # the default
 # A step that is shorter than the last digit of a number changes nothing; one beyond 1e38 is infinite in float32.
 RATE = number(lambda x: 1e-12 <= x <= 1e38, "a number from 1e-12 to 1e38")
 
@@ -149,7 +150,7 @@ class Config:
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
     """Optimizer of the local steps, for all methods. Every visit starts it without memory of earlier ones. What it
     keeps counts towards memory budgets."""
-    momentum: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.9
+    momentum: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = MOMENTUM
     """Share of the last step's direction that the next step keeps, with --optimizer momentum."""
     weight_decay: Annotated[float, number(lambda x: 0 <= x <= 100, "a number from 0 to 100")] = 0.0
     """Weight decay of local steps, as in torch's optimizers: part of the gradient, or decoupled with adamw."""
@@ -390,7 +391,7 @@ def find(path: str | Path) -> Path:
     if Path(path).is_file():
         return Path(path)
     shipped = SHIPPED / f"{path}.toml"
-    if shipped.is_file():
+    if shipped.name == f"{path}.toml" and shipped.is_file():  # a path is not looked for beside the shipped ones
         return shipped
     names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
     advice = did_you_mean(path, names, f"give a TOML file, or one of {', '.join(names)}")
@@ -513,6 +514,15 @@ def _no_pieces(config: Config) -> str | None:
     return None
 
 
+def _nothing_kept(config: Config) -> str | None:
+    if config.optimizer != "momentum" and config.momentum != MOMENTUM:
+        return (
+            f"momentum {config.momentum:g} is for optimizer 'momentum' and optimizer is {config.optimizer!r}; set "
+            "optimizer to 'momentum', or leave momentum out"
+        )
+    return None
+
+
 def _cast_from_double(config: Config) -> str | None:
     if config.autocast and config.dtype == "float64":
         return "autocast computes float32 in bfloat16 and dtype is 'float64'; leave one of them out"
@@ -521,6 +531,7 @@ def _cast_from_double(config: Config) -> str | None:
 
 CONTRADICTIONS = (
     _no_pieces,
+    _nothing_kept,
     _cast_from_double,
     _nobody_comes,
     _there_twice,

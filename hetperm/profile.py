@@ -137,10 +137,10 @@ def load(name: str | Path) -> Profile:
 def _find(name: str | Path) -> Path:
     if not isinstance(name, str | Path):
         raise TypeError(f"the capacity profile is {shown(name)}; it must be a name such as 'mobile', or a path")
-    shipped = SHIPPED / f"{name}.toml"
-    for path in (Path(name), shipped):
-        if path.is_file():
-            return path
+    if Path(name).is_file():
+        return Path(name)
+    if str(name) in names():
+        return SHIPPED / f"{name}.toml"
     question = did_you_mean(name, names())
     meant = f" ({question})" if question else ""
     raise ValueError(

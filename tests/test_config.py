@@ -192,6 +192,7 @@ BAD = [
         {"share": 0.7, "regularization": "level"},
         "share 0.7 is for regularization 'noise' and regularization is 'level'",
     ),
+    ({"momentum": 0.5}, "momentum 0.5 is for optimizer 'momentum' and optimizer is 'sgd'; set optimizer to 'momentum'"),
     ({"share": 0.0, "regularization": 0.3}, "regularization is 0.3; leave one of them out"),
     ({"capacity_profile": ""}, "capacity_profile is ''; it must be a name, in quotes"),
     ({"widths_from": "budgets"}, "unknown widths_from 'budgets'; did you mean 'budget'?"),
@@ -281,6 +282,8 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no configuration 'nope'; give a TOML file, or one of ") as caught:
         load("nope")
     assert str(caught.value).rpartition("one of ")[2] == ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
+    with pytest.raises(ValueError, match=r"there is no configuration '\.\./configs/digits'"):  # a path from elsewhere
+        load("../configs/digits")
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):

@@ -251,8 +251,9 @@ def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
         ("--algorithm qqqqqq", "--plugins FILE.py adds others"),
         ("--option ditto", "--option: 'ditto' is not NAME.KEY=VALUE, such as ditto.prox=0.5"),
         ("--option dito.prox=1", "unknown algorithm 'dito'; did you mean 'ditto'?"),
-        ("--option ditto.prox=one", "[ditto]: prox is 'one'; it must be 0 or a number from 1e-12 to 1e38"),
+        ("--baselines ditto --option ditto.prox=one", "[ditto]: prox is 'one'; it must be 0 or a number from 1e-12"),
         ("--option model.hiden=3", "model 'mlp' does not take these model_options"),
+        ("--option ditto.prox=1", "--option: 'ditto.prox=1' is for ditto, which is not run; add it to --baselines"),
         ("--metric acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'?"),
         ("--metric dice", "digits does not go with --model mlp and --metric dice; change one of them"),
     ],
@@ -276,7 +277,7 @@ def test_options_of_the_command_line_go_over_those_of_a_file():
 
     Path("mine.toml").write_text("[ditto]\nprox = 2.0\nlr = 0.3\n[model_options]\nhidden = [8, 8]\n")
     flags = ["--config", "mine.toml", "--option", "ditto.prox=0.5", "--option", "model.hidden=[4, 4]"]
-    read = parse_train([*flags, "--option", "perfedavg.variant=first-order"])
+    read = parse_train([*flags, "--baselines", "ditto,perfedavg", "--option", "perfedavg.variant=first-order"])
     assert read.rivals == {"ditto": {"prox": 0.5, "lr": 0.3}, "perfedavg": {"variant": "first-order"}}
     assert read.model_options == {"hidden": [4, 4]}
     # Options of another model than the file's begin anew.

@@ -94,7 +94,9 @@ def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = 
         _parser(prog, base).exit_with_help()
     if given.get("model", base.model) != base.model:
         given["model_options"] = {}  # those of the file belong to another model
-    return base.override(**_with_options(given, options, base))
+    config = base.override(**_with_options(given, options, base))
+    _check_options(options, config)
+    return config
 
 
 def _parser(prog: str, defaults: Config) -> FlagParser:
@@ -119,6 +121,14 @@ def _with_options(given: dict[str, Any], options: Sequence[str], base: Config) -
         table[key] = _toml(value)
     changed = {"rivals": tables, "model_options": of_model} if options else {}
     return given | {field: table for field, table in changed.items() if table != getattr(base, field)}
+
+
+def _check_options(options: Sequence[str], config: Config) -> None:
+    """Raise an error if --option names a method that the run does not have. A file may hold tables of others."""
+    for option in options:
+        name = option.partition("=")[0].strip().rpartition(".")[0]
+        if name not in ("model", config.algorithm, *config.baselines):
+            raise UsageError(f"--option: {option!r} is for {name}, which is not run; add it to --baselines")
 
 
 def _toml(text: str) -> Any:

@@ -61,6 +61,7 @@ def run(
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
     name = _name_once_checked(config)
     setting = (settle or from_config)(config)
+    training.check_steps(setting)
     with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
         return execute(setting, folder, *hooks)
 
@@ -114,6 +115,7 @@ def fit(
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
+    training.check_steps(setting)
     with (
         nullcontext() if config.out is None else _opened(setting.config) as folder,
         _shown(config, on_epoch) as hooks,
@@ -134,6 +136,7 @@ def sweep(
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
     first, results, lost = from_config(seeds[0]), [], {}
+    training.check_steps(first)
     with (
         _opened(config.override(device=first.config.device), name) as folder,
         _shown(config, on_epoch, on_start) as (on_epoch, on_start),

@@ -13,9 +13,10 @@ from typing import Any
 from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.algorithms.base import Algorithm
-from hetperm.config import Config
+from hetperm.config import ALGORITHMS, Config
 from hetperm.device.recipe import PLAIN, Recipe
 from hetperm.engine import choice
+from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Engine
 from hetperm.methods import METHODS, options_for
 from hetperm.params import Keep, NotFinite
@@ -111,6 +112,18 @@ def algorithm_for(setting: Setting, name: str, engine: Engine, *, steps: int, ke
         return algorithm
     finish = algorithm.finish and pace.from_state(algorithm.finish)
     return Algorithm(algorithm.begin, pace.from_state(algorithm.epoch), finish)
+
+
+def check_steps(setting: Setting) -> None:
+    """Raise an error if the steps of the run are too few for a single round of one of its methods.
+
+    Nothing is trained. A method of a plugin is not asked: making it may do anything.
+    """
+    config = setting.config
+    for name in (config.algorithm, *config.baselines) if config.steps else ():  # else rivals get what PERM takes
+        if not METHODS[name].mixes and name in ALGORITHMS:
+            with _naming(name):
+                algorithm_for(setting, name, Sequential(setting.clients, setting.shop), steps=config.steps)
 
 
 def _for_recipe(options: perm.Options, recipe: Recipe, setting: Setting) -> tuple[perm.Options, Recipe]:
