@@ -61,6 +61,9 @@ def _checked(updates: Iterable[Update], w: Mapping[str, Tensor]) -> list[Update]
         unknown = next((name for name in tensors if name not in w), None)
         if unknown is not None:
             raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
+        strange = next((name for name, x in tensors.items() if not isinstance(x, Tensor)), None)
+        if strange is not None:
+            raise TypeError(f"{strange!r} of an update is {shown(tensors[strange])}; it must be a tensor")
     return updates
 
 

@@ -50,6 +50,8 @@ def declare(model: nn.Module, patterns: Mapping[str, str]) -> Declared:
     sources = {".".join(map(str, source)).lstrip("."): source for source in integers}
     names, tensors, attributes = _Names(), [], []
     for key, pattern in patterns.items():
+        if not (isinstance(key, str) and isinstance(pattern, str)):
+            raise TypeError(f"declare: {shown(key)} is {shown(pattern)}; both must be texts, as in 'fc.weight': 'c .'")
         matches = _matches(key, shapes)
         for name, captured in matches:
             tensors.append((name, _parse(_fill(pattern, captured, key), name), shapes[name]))

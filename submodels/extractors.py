@@ -82,6 +82,10 @@ class Importance:
 
     scores: tuple[Tensor, ...]
 
+    def __post_init__(self):
+        if not (isinstance(self.scores, tuple | list) and all([isinstance(x, Tensor) for x in self.scores])):
+            raise TypeError(f"the scores are {shown(self.scores)}; Importance.of(model) measures them")
+
     @classmethod
     def of(cls, model) -> "Importance":
         """The importance of every channel of a `ScalableModel` or `Submodel`, as its weights are now."""
@@ -121,6 +125,6 @@ def as_extractor(extractor: Extractor | str) -> Extractor:
         return EXTRACTORS[extractor]()
     if isinstance(extractor, type) or not callable(extractor):
         raise TypeError(
-            f"{extractor!r} is not an extractor; use Static(), Rolling(), Random(seed) or Importance.of(model)"
+            f"{shown(extractor)} is not an extractor; use Static(), Rolling(), Random(seed) or Importance.of(model)"
         )
     return extractor

@@ -153,7 +153,10 @@ class ScalableModel:
         counts = tuple(counts)
         if counts not in self._templates:
             sizes = self.sizes
-            fits = [isinstance(kept, Integral) and 0 < kept <= size for kept, size in zip(counts, sizes)]
+            fits = [
+                isinstance(kept, Integral) and not isinstance(kept, bool) and 0 < kept <= size
+                for kept, size in zip(counts, sizes)
+            ]
             if len(counts) != len(sizes) or not all(fits):
                 raise ValueError(f"counts {counts} are not those of groups of {sizes} channels; keep 1 or more of each")
             self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
@@ -166,6 +169,8 @@ class ScalableModel:
         stranger = next((name for name in tensors if name not in self.axis_map.dims), None)
         if stranger is not None:
             raise ValueError(f"{shown(stranger)} is no tensor of this model; give those of a sub-model, sub.tensors()")
+        for name, x in tensors.items():
+            _check_kind(x, Tensor, f"value of {shown(name)}")
         shapes = {name: self.axis_map.shape(name, index.sizes) for name in tensors}
         return {name: index.scatter_(name, x.new_zeros(shapes[name]), x) for name, x in tensors.items()}
 
@@ -283,6 +288,7 @@ class Submodel:
 
     def write(self, sub: "Submodel") -> None:
         """Write a trained sub-model of this sub-model back into it; batch-norm statistics stay out."""
+        _check_kind(sub, Submodel, "sub-model")
         _write(sub, self.module, sub.inner)
 
 

@@ -79,6 +79,8 @@ def verify(scalable, widths: Sequence[float] | None = None, extractor: Extractor
     """
     if not (widths is None or isinstance(widths, Sequence)):
         raise TypeError(f"widths is {shown(widths)}; it must be a list of numbers, such as [0.25, 1]")
+    if widths is not None and not len(widths):
+        raise ValueError("widths is empty, which would prove nothing; give some, such as [0.25, 1]")
     if widths is None:
         widths = sorted({1 / max(scalable.sizes), 0.25, 0.5, 1.0})
     model = _randomised(scalable.model)
