@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hetperm.data.images import Preparation
-from hetperm.metrics import accuracy
+from hetperm.metrics import METRICS
 from hetperm.runs.export.package import Subject
 
 PIXELS = Preparation(peak=255, mean=torch.tensor([0.3, 0.4]).view(2, 1, 1), std=torch.tensor([0.2, 0.5]).view(2, 1, 1))
@@ -36,5 +36,13 @@ def small_subject(module: nn.Module | None = None, **changes) -> Subject:
         y = module(x).argmax(1)
     y[::10] = (y[::10] + 1) % 4
     model = {"width": 0.25, "tier": "low", "accuracy": 0.9}
-    given = {"client": 7, "module": module, "model": model, "x": x, "y": y, "part": "val", "metric": accuracy}
+    given = {
+        "client": 7,
+        "module": module,
+        "model": model,
+        "x": x,
+        "y": y,
+        "part": "val",
+        "metric": METRICS["accuracy"],
+    }
     return Subject(**given | {"preparation": PIXELS, "class_names": tuple("abcd")} | changes)

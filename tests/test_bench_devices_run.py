@@ -250,6 +250,8 @@ WRONG = [
     ("--device-mb 20", "a limit of 20 MB is below what Python and torch take by themselves here, "),
     ("--capacity-profile phones", "there is no capacity profile 'phones'; give a TOML file, or one of "),
     ("--model resnet18-cifr", "unknown model 'resnet18-cifr'; did you mean "),
+    ("--dataset digts", "unknown dataset 'digts'; did you mean 'digits'?"),
+    ("--dataset synthetic", "cnn takes images and was given flat feature vectors; use logistic or mlp for those"),
     ("--batch-siz 3", "unknown flag --batch-siz; did you mean --batch-size?"),
     ("--enforce cgroups", "--enforce: 'cgroups' is not one of 'auto', 'cgroup', 'rlimit', 'none'; did you mean"),
 ]

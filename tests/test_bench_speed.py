@@ -280,6 +280,7 @@ def test_pfl_comes_to_the_model_of_the_round():
 
 
 WRONG = [
+    ("--parts alpha,alpha", "--parts names 'alpha' twice; once is enough"),
     ("--workloads W9", "--workloads: unknown 'W9'; known are W1, W2, W3, W4"),
     ("--parts epoch", "--parts: unknown 'epoch'; did you mean 'epochs'?"),
     (

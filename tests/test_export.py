@@ -22,6 +22,7 @@ from hetperm.cli.export import main
 from hetperm.cli.main import guarded
 from hetperm.data import images
 from hetperm.device.bench import ABSENT
+from hetperm.metrics import METRICS
 from hetperm.runs import experiment, join
 from hetperm.runs.export import export, formats, verify
 from hetperm.runs.export.int8 import Int8Layer, quantized
@@ -498,6 +499,15 @@ def test_outputs_must_agree_as_well_as_their_precision_allows(factor, precision,
     assert (found.fault is None) == good
     assert found.difference == pytest.approx(abs(factor - 1) * found.scale, rel=1e-2, abs=1e-9)
     assert found.before == pytest.approx(0.9)
+
+
+def test_int8_may_not_make_a_metric_worse_of_which_less_is_better():
+    subject = small_subject(metric=METRICS["perplexity"])
+    worse, better = (
+        verify.check(b"", subject, Options(precision="int8"), Fixed(subject.outputs() * k)) for k in (-9, 9)
+    )
+    assert worse.fault == f"validation perplexity goes from {worse.before:.3f} to {worse.after:.3f}, by more than 0.05"
+    assert better.fault is None and 1 < better.after < better.before < worse.after
 
 
 def test_outputs_of_another_shape_or_not_finite_are_no_agreement():

@@ -14,18 +14,15 @@ from hetperm.cli.flags import parse
 def main(args: Sequence[str]) -> None:
     """Run the benchmark part by part, and write the results so far after each."""
     options = parse(Options, args, prog="hetperm bench")
-    # First of all: nobody should learn after an hour of timing that there is nowhere to write.
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {options.out} ({error.strerror}); name another with --out") from error
     from hetperm.bench.speed import output
     from hetperm.bench.speed.run import check_data, run
     from hetperm.report import pictures
     from hetperm.runs import files
     from hetperm.runs.machine import machine
 
+    # Both first of all: nobody should learn after an hour of timing that there are no data, or nowhere to write.
     check_data(options)
+    files.made(options.out)
     results: dict[str, Any] = {
         "command": _plain_command(options, args),
         "taken": time.strftime("%Y-%m-%d"),

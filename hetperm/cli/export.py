@@ -3,11 +3,10 @@
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hetperm.cli import console
-from hetperm.cli.flags import FlagParser, UsageError
+from hetperm.cli.flags import FlagParser, UsageError, folder_of
 from hetperm.runs.export.options import Options
 
 USAGE = "hetperm export RUN [FLAGS]"
@@ -30,7 +29,7 @@ def main(args: Sequence[str]) -> None:
     from hetperm.report import grid
     from hetperm.runs.export.export import export_folder
 
-    folder = Path(args[0])
+    folder = folder_of(args[0])
     with console.status(quiet=options.quiet) as show:
         show("reading the run")
         data = kept.data_of(folder) if kept.is_node(folder) else None
@@ -50,7 +49,8 @@ def _table(exported: Sequence[Any], options: Options) -> Any:
     """What running the files showed, one line for each."""
     from hetperm.report.grid import Grid
 
-    columns = ["client", "tier", "width", "KB", "ms", "difference", "of at most", "accuracy", "in the file"]
+    metric = next((one.metric for one in exported), "")
+    columns = ["client", "tier", "width", "KB", "ms", "difference", "of at most", metric, "in the file"]
     rows = []
     for one in exported:
         check = one.check

@@ -59,16 +59,16 @@ def run_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
             raise FileExistsError(f"{out} exists; name another folder with --out{go_on}")
         if resume and out.exists() and not (out / "config.toml").exists() and not _blank(out):
             raise FileExistsError(f"{out} exists and holds no run to resume; name another folder with --out")
-        _check_place(out)
+        check_place(out)
         return out
     latest = _highest_number(name)
     number = latest if resume and latest else latest + 1
     return RUNS / (name if number == 1 else f"{name}-{number}")
 
 
-def _check_place(out: Path) -> None:
-    """Raise an error if the folder could not be made: some commands make it after an hour of measuring."""
-    above = next(parent for parent in out.absolute().parents if parent.exists())
+def check_place(out: Path) -> None:
+    """Raise an error if a folder is not there and could not be made: some commands make it after an hour of work."""
+    above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         reason = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
         raise OSError(f"cannot make the folder {out} ({reason}); name another with --out")
@@ -108,6 +108,15 @@ def create(folder: Path, *, resume: bool = False) -> Path:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise FileExistsError(f"{folder} exists; name another folder with --out, or remove it") from None
+    except OSError as error:
+        raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
+    return folder
+
+
+def made(folder: Path) -> Path:
+    """Make a folder, if it is not there, and return it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"cannot make the folder {folder} ({error.strerror}); name another with --out") from error
     return folder

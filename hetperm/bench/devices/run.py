@@ -15,9 +15,11 @@ from hetperm.config import Config
 from hetperm.profile import Profile
 from hetperm.report import page, pictures
 from hetperm.runs import files
+from hetperm.runs.building import build
 from hetperm.runs.clock import Speed
 from hetperm.runs.memory import MB
 from hetperm.runs.placement import one_thread
+from hetperm.runs.setting import problem_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
         say: called with a text about what is done next.
     """
     with one_thread():
+        _check_data(options)
         net = benchmark.network(
             options.model, options.shape, batch_size=options.batch_size, profile=tiers, seed=options.seed
         )
@@ -70,6 +73,14 @@ def run(options: Options, tiers: Profile, machinery: Machinery, *, say: Say) -> 
             "tiers": list(benchmark.rows(tiers, measured, verdicts, speed, samples=samples)),
         }
         return result | _trained(options, tiers, enforcement, speed, say=say)
+
+
+def _check_data(options: Options) -> None:
+    """Raise an error, before anything is measured, if the federated runs cannot have their data, or not this model."""
+    if options.federated or options.curves:
+        config = _config(options).override(num_clients=options.num_clients, image_size=options.image_size)
+        problem = problem_of(config)
+        build(config, {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")})
 
 
 def _unusable(machinery: Machinery) -> str:

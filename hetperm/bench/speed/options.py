@@ -20,6 +20,8 @@ def some_of(choices: tuple[str, ...]) -> Check:
             if word not in choices:
                 advice = did_you_mean(word, choices, f"known are {', '.join(choices)}")
                 raise ValueError(f"{name}: unknown {word!r}; {advice}")
+            if list(words).count(word) > 1:
+                raise ValueError(f"{name} names {word!r} twice; once is enough")
         if not words:
             raise ValueError(f"{name} is empty; name some of {', '.join(choices)}")
         return tuple(words)

@@ -15,7 +15,7 @@ from hetperm import __version__
 from hetperm import config as configuration
 from hetperm.advice import did_you_mean
 from hetperm.config import OWN, Config
-from hetperm.metrics import metric_of
+from hetperm.metrics import ACCURACY, metric_of
 from hetperm.runs import client_models, files
 from hetperm.runs.export import formats
 from hetperm.runs.export.options import FOLDER, Options
@@ -38,6 +38,7 @@ class Exported:
     Attributes:
         path: the file that was written; None if it is not good, which `check.fault` explains.
         size: bytes of the file.
+        metric: the name of what `check` scored it by.
     """
 
     client: int
@@ -46,6 +47,7 @@ class Exported:
     size: int
     check: Check
     path: Path | None
+    metric: str = ACCURACY
 
 
 def export_folder(
@@ -184,6 +186,7 @@ def _export(
 ) -> list[Exported]:
     """Convert, run, compare and write one model after the other."""
     exported, runtime = [], None
+    files.check_place(out)
     with one_thread(), ExitStack() as stack:
         for subject in subjects:
             file = formats.converted(subject, options)
@@ -207,6 +210,7 @@ def _export(
                     size=len(file),
                     check=verdict,
                     path=path,
+                    metric=subject.metric.name,
                 )
             )
             if on_client:
@@ -227,11 +231,7 @@ def name_of(client: int, options: Options) -> str:
 
 def _write(out: Path, subject: Subject, options: Options, file: bytes, verdict: Check) -> Path:
     """Write a file and its manifest; the manifest last, so that whoever finds one finds the file."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {out} ({error.strerror}); name another with --out") from error
-    path = out / name_of(subject.client, options)
+    path = files.made(out) / name_of(subject.client, options)
     beside = path.with_name(f"{path.name}.json")
     beside.unlink(missing_ok=True)  # that of an older file
     files.write(path, file)
@@ -270,15 +270,15 @@ def manifest(subject: Subject, options: Options, file: bytes, verdict: Check) ->
         "output": {"name": formats.OUTPUT, "dtype": "float32"},
         "class_names": names,
         "classes": None if subject.classes is None else subject.classes.nonzero().flatten().tolist(),
-        "accuracy": model.get("accuracy"),
+        subject.metric.name: model.get(subject.metric.name),
         "verified": {
             "on": subject.part,
             "of_client": subject.client if subject.source is None else subject.source,
             "samples": len(stored),
             "largest_difference": verdict.difference,
             "largest_output": verdict.scale,
-            "accuracy_before": verdict.before,
-            "accuracy_after": verdict.after,
+            f"{subject.metric.name}_before": verdict.before,
+            f"{subject.metric.name}_after": verdict.after,
             "ms": verdict.ms,
         },
         "bytes": len(file),

@@ -41,7 +41,8 @@ class Options:
     samples: Annotated[int, whole(1)] = 256
     """Validation samples that each file is run on, at most."""
     accuracy_loss: Annotated[float, number(lambda x: 0 <= x <= 1, "a number from 0 to 1")] = 0.05
-    """Validation accuracy that int8 may cost; a file that loses more is not written."""
+    """Validation accuracy, or what else the run is scored by, that int8 may cost; a file that loses more is not
+    written."""
     data_dir: Path | None = None
     """Folder of data sets in torchvision's layout; None: the one that the run read."""
     out: Path | None = None

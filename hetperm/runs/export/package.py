@@ -1,6 +1,6 @@
 """What is exported: a client's model with its preprocessing and its classes, and the data it is verified on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hetperm.client import Client
 from hetperm.data.images import Preparation
 from hetperm.device.bench import ABSENT, masked
+from hetperm.metrics import Metric
 from hetperm.runs.export.options import Options
 from hetperm.shards import rows_of, size_of
 from hetperm.texts import shown
@@ -25,7 +26,7 @@ class Subject:
         model: the manifest of the model: width, tier, input, accuracy and more.
         x: (n, ...) inputs of the model that it is verified on; `y`: their labels.
         part: where they come from: "val", or "train" if the client has no validation data.
-        metric: (outputs, labels) -> mean over samples.
+        metric: what outputs are scored by.
         preparation: how stored values became inputs; None if they are inputs as they are.
         classes: (num_classes,) bool, the classes that the client predicts; None: all.
         class_names: the name of every class; empty if they have none.
@@ -38,7 +39,7 @@ class Subject:
     x: Tensor
     y: Tensor
     part: str
-    metric: Callable[[Tensor, Tensor], Tensor]
+    metric: Metric
     preparation: Preparation | None = None
     classes: Tensor | None = None
     class_names: tuple[str, ...] = ()
@@ -59,8 +60,8 @@ class Subject:
             return masked(torch.cat([self.module(some) for some in x.split(64)]), self.classes).float()
 
     def score(self, outputs: Tensor) -> float:
-        """The accuracy of these outputs, or what the run's own metric says."""
-        return float(self.metric(outputs, self.y))
+        """What the run's metric says of these outputs."""
+        return self.metric.of_client(float(self.metric(outputs, self.y)))
 
 
 class Packaged(nn.Module):
@@ -105,7 +106,7 @@ class Data:
     """
 
     clients: Sequence[Client] | Mapping[int, Client]
-    metric: Callable[[Tensor, Tensor], Tensor]
+    metric: Metric
     num_classes: int
     preparation: Preparation | None = None
     class_names: tuple[str, ...] = ()

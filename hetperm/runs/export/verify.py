@@ -32,7 +32,7 @@ class Check:
     Attributes:
         difference: the largest difference of an output from that of the client's model.
         scale: the largest output of the client's model.
-        before, after: accuracy of the client's model and of the file, on the samples that it was run on.
+        before, after: the metric of the client's model and of the file, on the samples that it was run on.
         ms: milliseconds that the file takes for one sample, on one thread.
         fault: why the file is not good; None if it is.
     """
@@ -133,10 +133,10 @@ def check(file: bytes, subject: Subject, options: Options, runtime: Runtime) -> 
     before, after = subject.score(expected), subject.score(outputs)
     fault = None
     if options.precision == "int8":
-        if before - after > options.accuracy_loss:
-            fault = (
-                f"validation accuracy falls from {before:.3f} to {after:.3f}, by more than {options.accuracy_loss:g}"
-            )
+        metric = subject.metric
+        if (after - before if metric.lower_is_better else before - after) > options.accuracy_loss:
+            moved = f"from {before:.3f} to {after:.3f}"
+            fault = f"validation {metric.name} goes {moved}, by more than {options.accuracy_loss:g}"
     elif not difference <= TOLERANCE[options.precision] * scale:
         fault = f"its outputs differ by {difference:.2g}, and the largest is {scale:.2g}"
     return Check(difference, scale, before, after, ms, fault)
