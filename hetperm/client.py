@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -65,12 +65,19 @@ class Client:
                 raise ValueError(f"{self._name}: an input of {part} has shape {shapes[1]} and one of train {shapes[0]}")
         if not isinstance(self.width, Real) or isinstance(self.width, bool) or not 0 < self.width <= 1:
             raise ValueError(f"{self._name}: width {shown(self.width)} is outside (0, 1]")
-        if not (self.key is None or (isinstance(self.key, int) and not isinstance(self.key, bool))):
+        object.__setattr__(self, "width", float(self.width))  # it may be a fraction
+        if not (self.key is None or _is_whole(self.key)):
             raise ValueError(f"{self._name}: a key is a whole number; got {type(self.key).__name__}")
-        if not (self.group is None or isinstance(self.group, int | str)):
+        # No text: tables of clients hold numbers, and a report could not be written of others.
+        if not (self.group is None or _is_whole(self.group)):
             raise ValueError(f"{self._name}: group is {shown(self.group)}; it must be a whole number, or None")
+        for name in ("key", "group"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, int(getattr(self, name)))  # numpy has whole numbers of its own
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
             raise ValueError(f"{self._name}: classes is {kind_of(self.classes)}; it must be a tensor of bool, or None")
+        if self.classes is not None and self.classes.is_meta:
+            raise ValueError(f"{self._name}: classes is on the meta device, which holds no values; give a real one")
         if self.classes is not None and not (self.classes.dim() == 1 and self.classes.any()):
             raise ValueError(
                 f"{self._name}: classes has shape {tuple(self.classes.shape)} and {int(self.classes.sum())} of them "
@@ -94,6 +101,10 @@ class Client:
     @property
     def _name(self) -> str:
         return "a client without a key" if self.key is None else f"client {shown(self.key)}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
@@ -139,7 +150,7 @@ _EMPTY = "is empty; a client needs at least one training sample, and None stands
 def _fault_of_stored(shard: Stored) -> str | None:
     try:
         return None if shard.size else _EMPTY
-    except TypeError:
+    except Exception:  # a Dataset is a user's code
         return f"is a {type(shard.dataset).__name__} without a length; give it a __len__, the number of its samples"
 
 

@@ -50,7 +50,7 @@ class Metric:
                 f"a metric is named {shown(self.name)}; a name has small letters, digits and hyphens, such as "
                 f"'mean-iou', and is none of {', '.join(TAKEN)}"
             )
-        if self.better not in ("higher", "lower"):
+        if not isinstance(self.better, str) or self.better not in ("higher", "lower"):
             raise ValueError(f"metric {self.name!r}: better is {shown(self.better)}; it must be 'higher' or 'lower'")
         for label, function in (("score", self.score), ("finish", self.finish)):
             if not (callable(function) or (function is None and label == "finish")):

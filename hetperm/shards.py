@@ -92,7 +92,7 @@ class Stored:
         return mapped(self._placed, inputs), self._placed(labels)
 
     def _placed(self, x: Tensor) -> Tensor:
-        return x.to(self.device, self.dtype if x.is_floating_point() else None)
+        return x.detach().to(self.device, self.dtype if x.is_floating_point() else None)
 
 
 def _pair(batch: Any) -> Batch:
@@ -220,9 +220,12 @@ def _slice(shard: Shard, start: int, end: int) -> Shard:
 
 
 def as_shard(value: Any, collate: Callable[[list], Any] | None) -> Any:
-    """What a user gave as a shard: arrays become tensors, and a Dataset `Stored` samples; the rest stays as it is."""
+    """What a user gave as a shard: arrays become tensors, and a Dataset `Stored` samples; the rest stays as it is.
+
+    Tensors that were computed from parameters are cut off from these: a shard is not trained.
+    """
     if isinstance(value, tuple | list) and len(value) == 2:
-        if not any([isinstance(x, np.ndarray) for part in value for x in _leaves(part)]):
+        if not any([isinstance(x, np.ndarray) or _has_history(x) for part in value for x in _leaves(part)]):
             return value
         return _converted(value[0], labels=False), _converted(value[1], labels=True)
     return Stored(value, collate) if is_dataset(value) else value
@@ -250,14 +253,23 @@ def _leaves(inputs: Any) -> list[Any]:
     return [inputs]
 
 
+def _has_history(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def _converted(value: Any, *, labels: bool) -> Any:
     """Arrays as tensors that share their memory where the type allows it; whole numbers become int64."""
     if isinstance(value, Mapping):
         return {name: _converted(x, labels=labels) for name, x in value.items()}
     if isinstance(value, tuple | list):
         return tuple([_converted(x, labels=labels) for x in value])
-    if not isinstance(value, np.ndarray):
+    if _has_history(value):
+        return value.detach()
+    # What is masked would be believed all the same: it is left for the check to refuse.
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         return value
+    if not value.dtype.isnative:  # files of instruments have the other order of bytes
+        value = value.astype(value.dtype.newbyteorder("="))
     # Bytes are pixels more often than classes: among inputs they are left for the check to refuse.
     whole = value.dtype.kind in "iu" and (labels or value.dtype.itemsize > 1)
     if whole and value.dtype != np.int64:

@@ -1,6 +1,7 @@
 """Runs that cannot be: one line with value and remedy, status 2, nothing written; and the smallest runs that can be."""
 
 import re
+import threading
 
 import pytest
 import tomli_w
@@ -207,6 +208,12 @@ class Returns(nn.Module):
         return self.change(self.linear(x))
 
 
+def not_finite() -> nn.Module:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, torch.nan)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -217,6 +224,8 @@ class Returns(nn.Module):
         (nn.LazyLinear(2), {}, "weight of the model has no size yet; call the model once on a batch before fit"),
         (nn.Linear(3, 2, device="meta"), {}, "weight of the model is on the meta device"),
         (nn.Linear(3, 2, dtype=torch.cfloat), {}, "weight of the model is torch.complex64; weights must be real"),
+        (not_finite(), {}, "weight of the model is not finite before training; give fit a model with other weights"),
+        (Returns(threading.Lock()), {}, "the model cannot be copied .*lock.*; take out of it what cannot"),
         (nn.Linear(3, 2), {"loss": lambda out, y: None}, "the loss gives None; it must be one number, a tensor"),
         (nn.Linear(3, 2), {"loss": lambda out, y: out.sum(1)}, r"the loss gives a tensor of shape \(2,\); it must be"),
         (

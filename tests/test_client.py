@@ -2,7 +2,9 @@
 
 import dataclasses
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +75,9 @@ ZEROS = torch.zeros(3, dtype=torch.long)
             r"client 7: classes has shape \(3, 3\) and 9 of them are",
         ),
         ({"group": [1]}, r"client 7: group is \[1\]; it must be a whole number, or None"),
+        ({"group": "north"}, "client 7: group is 'north'; it must be a whole number, or None"),
+        ({"group": True}, "client 7: group is True; it must be a whole number, or None"),
+        ({"classes": torch.ones(3, dtype=torch.bool, device="meta")}, "client 7: classes is on the meta device"),
         ({"group": float("nan")}, "client 7: group is nan; it must be a whole number, or None"),
         ({"train": (torch.zeros(3, 2, device="meta"), ZEROS)}, "client 7: train inputs are on the meta device"),
         ({"key": True}, "client True: a key is a whole number; got bool"),
@@ -84,6 +89,11 @@ def test_bad_data_are_refused_in_one_sentence_that_names_the_client(fields, mess
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         Client(**{"train": pair(), "key": 7, **fields})
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_kinds_are_taken_as_plain_ones():
+    client = Client(pair(), width=Fraction(1, 4), key=np.int64(7), group=np.uint8(1))
+    assert [f"{client.width:g}", repr(client.key), repr(client.group)] == ["0.25", "7", "1"]
 
 
 def test_large_finite_inputs_are_not_taken_for_infinite_ones():

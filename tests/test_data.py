@@ -418,6 +418,21 @@ def test_damaged_files_are_named_in_one_sentence(tmp_path):
         mnist(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ([3] * 20, r"has 30 images and 20 labels; remove that folder and let --download fetch it afresh"),
+        ([0, 10] * 15, r"has labels from 0 to 10 and 10 classes, numbered from 0; remove that folder"),
+    ],
+)
+def test_labels_that_are_not_of_the_images_are_refused(tmp_path, labels, sentence):
+    raw = tmp_path / "MNIST" / "raw"
+    write_idx(raw, train=30, test=10)
+    (raw / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(labels)) + bytes(labels))
+    with pytest.raises(ValueError, match=f"^mnist in {re.escape(str(raw))} {sentence}"):
+        mnist(tmp_path)
+
+
 def test_a_failed_download_is_told_in_one_sentence(tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 

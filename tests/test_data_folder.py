@@ -119,6 +119,16 @@ def test_folders_for_testing_and_validation_are_used_for_nothing_else(tmp_path, 
     assert max(parts["test"]) < 20
 
 
+def test_folders_beside_train_that_are_not_read_are_named(tmp_path, raw, caplog):
+    write(tmp_path / "train", {"a": 5, "b": 5})
+    read(tmp_path, num_clients=1)
+    write(tmp_path / "validation", {"a": 1, "b": 1})
+    assert not caplog.records
+    read(tmp_path, num_clients=1)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("of the folders beside train only val and test are read, and not 'validation'")
+
+
 def test_a_class_may_be_called_train_or_test(tmp_path, raw):
     problem = read(write(tmp_path, {"car": 5, "test": 5, "train": 5}), num_clients=1)
     assert problem.num_classes == 3

@@ -280,8 +280,21 @@ def test_values_that_are_not_finite_in_float32_are_refused_with_the_first_sample
     arrays = windows()
     arrays["x"] = arrays["x"].astype(np.float64)
     arrays["x"][[5, 17], 3, 1] = value
-    with pytest.raises(ValueError, match=r"x is not finite in 2 samples, first in sample 5; remove them$"):
+    with pytest.raises(ValueError, match=r"x is not finite, or beyond float32, in 2 samples, first in sample 5; "):
         read(write(**arrays))
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_of_both_signs_are_refused_without_a_word_of_numpys(write):
+    with pytest.raises(ValueError, match="x is not finite, or beyond float32, in 2 samples"):
+        read(write(x=np.array([[1e300], [-1e300]]), y=np.arange(2)))
+
+
+def test_an_array_whose_name_is_misspelt_is_named(write, caplog):
+    read(write(**windows(), Splits=np.zeros(240, int), channels=np.array(["a", "b"])))
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "'Splits' is not read; is it meant to be 'split'?"
+    ]
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
@@ -306,9 +319,9 @@ def test_what_is_no_npz_file_is_refused_and_nothing_is_unpickled(tmp_path):
         lambda: path.write_bytes(_saved(tmp_path)[:-40]),
     ):
         save()
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))} cannot be read as an npz file") as caught:
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))} (cannot be read as an|is no) npz") as caught:
             read(path)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value) and "If you trust" not in str(caught.value)
     assert not (tmp_path / "sprung").exists()
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from hetperm import Cached, Client, Config, fit
 from hetperm.device.bench import Workbench, outputs_of
 from hetperm.device.gradients import BatchGradient, FullGradient, MeanLoss, ReportGradient, StepLosses
-from hetperm.shards import Stored, View, batches_of, first, labels_of, parts, read, rows_of, size_of, taken
+from hetperm.shards import Stored, View, batches_of, first, labels_of, parts, read, rows_of, size_of, taken, tensors_of
 
 X, Y = torch.arange(22.0).reshape(11, 2), torch.arange(11)
 POOL = (torch.cat([X.flip(0), X]), torch.cat([Y.flip(0), Y]))
@@ -138,6 +138,14 @@ def test_arrays_become_tensors_and_share_their_memory():
     frozen = np.zeros((5, 3))
     frozen.flags.writeable = False
     assert Client((frozen, y[::-1])).train[1].tolist() == [4, 3, 2, 1, 0]
+    other = Client((frozen.astype(">f4"), y.astype(">i2"))).train
+    assert other[0].dtype == torch.float32 and other[1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_data_that_were_computed_from_parameters_are_not_trained():
+    x = X.clone().requires_grad_() * 2
+    for train in ((x, Y), ({"a": x}, Y), TensorDataset(x, Y)):
+        assert not any(tensor.requires_grad for tensor in tensors_of(read(Client(train).train)[0]))
 
 
 def test_datasets_of_torch_and_those_that_only_look_like_one_are_stored():
@@ -159,6 +167,11 @@ class Stream(IterableDataset):
         return iter([])
 
 
+class Negative(Dataset):
+    def __len__(self):
+        return -1
+
+
 class Endless(Dataset):
     def __getitem__(self, row):
         return X[0], 0
@@ -169,7 +182,12 @@ class Endless(Dataset):
     [
         ({"train": Stream()}, "train is an IterableDataset, which has no rows to draw; give a map-style Dataset"),
         ({"train": Endless()}, "train is a Endless without a length; give it a __len__"),
+        ({"train": Negative()}, "train is a Negative without a length; give it a __len__"),
         ({"train": TensorDataset(X[:0], Y[:0])}, "train is empty"),
+        (
+            {"train": (np.ma.masked_invalid([[1.0], [np.nan]]), np.zeros(2, int))},
+            "train must be a pair of tensors, .* got tuple of MaskedArray, Tensor",
+        ),
         (
             {"train": (np.array(["a"]), np.array([0]))},
             "train must be a pair of tensors, .* got tuple of ndarray, Tensor",

@@ -5,6 +5,7 @@ written. Every image is converted to RGB. All must have one size, unless they ar
 """
 
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from hetperm.data.images import Images, Source
+from hetperm.texts import shown
+
+log = logging.getLogger(__name__)
 
 MOST_PIXELS = 50_000_000  # of an image; a small file can hold far more, and every thread decodes one
 MOST_FOLDERS = 100_000  # that are looked into; a tree with links into the file system has no end
@@ -98,6 +102,8 @@ def read(root: Path, image_size: int | None = None) -> Source:
         raise FileNotFoundError(
             f"{root / parts[0]} holds class folders and {root / 'train'} does not; add those to train"
         )
+    if parts:
+        _warn_of_others(root)
     classes, paths, y = _listing(root / "train" if parts else root)
     files = Files(paths, *_side(paths[0], image_size))
     others = {}
@@ -122,6 +128,16 @@ def read(root: Path, image_size: int | None = None) -> Source:
         strata=y,
         names=tuple(classes),
     )
+
+
+def _warn_of_others(root: Path) -> None:
+    """Warn of folders beside train, val and test: they are not read."""
+    with os.scandir(root) as entries:
+        others = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    others = sorted({*others} - {"train", "val", "test"})
+    if others:
+        named = shown(others[0]) + (f" and {len(others) - 1} others" if others[1:] else "")
+        log.warning("%s: of the folders beside train only val and test are read, and not %s", root, named)
 
 
 def _holds_folders(path: Path) -> bool:

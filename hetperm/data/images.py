@@ -200,10 +200,23 @@ def _torchvision(
         raise OSError(
             f"{name} could not be {'fetched into' if download else 'read from'} {root / folder} ({reason}); {remedy}"
         ) from error
-    return tuple(
+    parts = tuple(
         Images(rearrange(torch.as_tensor(part.data), axes).contiguous(), torch.as_tensor(part.targets).long())
         for part in (train, test)
     )
+    for part in parts:
+        _check_whole(part, len(train.classes), f"{name} in {root / folder}")
+    return parts
+
+
+def _check_whole(part: Images, num_classes: int, where: str) -> None:
+    """Raise an error if images and labels are not of each other; torchvision reads them from two files."""
+    fetch = "remove that folder and let --download fetch it afresh"
+    if not len(part.x) == len(part.y) > 0:
+        raise ValueError(f"{where} has {len(part.x)} images and {len(part.y)} labels; {fetch}")
+    if part.y.min() < 0 or part.y.max() >= num_classes:
+        labels = f"labels from {part.y.min()} to {part.y.max()}"
+        raise ValueError(f"{where} has {labels} and {num_classes} classes, numbered from 0; {fetch}")
 
 
 def pools(source: Source, *, validation_share: float, seed: int) -> dict[str, Images]:

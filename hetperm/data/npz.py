@@ -13,6 +13,7 @@ uint8 (n, h, w, 1 or 3)  grey or colour images          (1 or 3, h, w)
 =======================  =============================  ==================================
 """
 
+import logging
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from hetperm.advice import closest
 from hetperm.data.images import MOST_CLASSES, Images, Source, order_by, share_of
 from hetperm.memory import GB, available_bytes
-from hetperm.texts import LONGEST, one_line
+from hetperm.texts import LONGEST, one_line, shown
+
+log = logging.getLogger(__name__)
 
 TEST_SHARE = 0.25  # of the samples, where the file does not say which are for testing
 _KEYS = ("x", "y", "user", "split", "classes")
@@ -139,6 +143,8 @@ def arrays_of(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the arrays ``keys`` that a file holds; x and y must be among them."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} to read samples from; write npz:PATH with one that exists")
+    if not zipfile.is_zipfile(path):  # numpy takes any other file for a pickle, and says how to trust it
+        raise ValueError(f"{path} is no npz file (a zip archive of arrays), or not a whole one; numpy.savez writes one")
     _check_size(path)
     try:
         # Never unpickled: a pickle can run anything. Opened here, because numpy leaves a broken file open.
@@ -153,6 +159,11 @@ def arrays_of(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
         if key not in arrays:
             held = one_line(", ".join(names))[:LONGEST]
             raise ValueError(f"{path} has no {key!r} and holds {held or 'nothing'}; save x and y in it")
+    missing = [key for key in keys if key not in arrays]
+    for name in names:
+        meant = None if name in arrays else closest(name.lower(), missing)
+        if meant is not None:
+            log.warning("%s: %s is not read; is it meant to be %s?", path, shown(name), shown(meant))
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy gives a member of another kind as its bytes
             raise ValueError(f"{path}: {key} is no array of numpy; save it with numpy.savez")
@@ -188,9 +199,14 @@ def _inputs(x: np.ndarray, path: Path) -> Tensor:
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found below
         x = np.ascontiguousarray(np.moveaxis(x, -1, 1), dtype=np.float32)
     # A finite sum settles it in one pass; it may also overflow, hence the second look.
-    if not np.isfinite(x.sum(dtype=np.float64)):
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(x.sum(dtype=np.float64))
+    if not finite:
         bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
-        raise ValueError(f"{path}: x is not finite in {bad.sum()} samples, first in sample {bad.argmax()}; remove them")
+        raise ValueError(
+            f"{path}: x is not finite, or beyond float32, in {bad.sum()} samples, first in sample {bad.argmax()}; "
+            "remove them"
+        )
     return torch.from_numpy(x)
 
 

@@ -121,6 +121,8 @@ def check_weights(model: nn.Module) -> None:
             raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
         if not p.is_floating_point():
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
+        if not p.is_meta and not p.isfinite().all():
+            raise ValueError(f"{name} of the model is not finite before training; give fit a model with other weights")
 
 
 def rehearse(

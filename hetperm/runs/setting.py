@@ -35,6 +35,7 @@ from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.presence import EVERYBODY, Presence
 from hetperm.server.slicer import Slicer
 from hetperm.shards import labels_of
+from hetperm.texts import one_line
 from submodels import ScalableModel, zoo
 
 log = logging.getLogger(__name__)
@@ -281,7 +282,7 @@ def from_model(
     if augment is not None and config.augment != "none":
         raise ValueError(f"augment is a function and {config.augment!r} in the configuration; give one of them")
     rehearsal.check_weights(model)
-    kind, model = type(model), placed(copy.deepcopy(model), config)
+    kind, model = type(model), placed(_copied(model), config)
     loss, metric = F.cross_entropy if loss is None else loss, metric_of(metric or config.metric or ACCURACY)
     outputs = rehearsal.rehearse(model, clients, loss, metric, augment)
     # If no client needs a part, the model need not be traced, and may be one that cannot be cut.
@@ -293,6 +294,18 @@ def from_model(
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
     return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy of a user's model, which itself is not changed."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # a module may hold anything
+        reason = one_line(str(error)) or type(error).__name__
+        raise ValueError(
+            f"the model cannot be copied ({reason}); take out of it what cannot, such as locks, open files or pruned "
+            "weights (torch.nn.utils.prune.remove)"
+        ) from error
 
 
 def empty(model: nn.Module, config: Config, example: Tensor, *, dataset: str, cut: bool) -> Setting:

@@ -277,7 +277,7 @@ def _naming(method: str, *, resumed: bool = False) -> Iterator[None]:
     except (NotFinite, RuntimeError, ValueError) as error:
         # Of the base kind: a subclass may not be made from a message alone.
         kind = next(kind for kind in (NotFinite, RuntimeError, ValueError) if isinstance(error, kind))
-        raise kind(f"{method}: {error}") from error
+        raise kind(f"{method}: {one_line(str(error))}") from error
 
 
 def trained(setting: Setting, name: str, saved: Saved, before: Saved | None) -> Trained:
