@@ -28,7 +28,8 @@ def check_fields(settings: Any, label: str = "{}") -> None:
         label: what an error calls the field {}, such as "--{}" for a flag.
     """
     for name, hint in hints_of(type(settings)).items():
-        object.__setattr__(settings, name, checked(hint, label.format(name), getattr(settings, name)))
+        called = label.format(name if label == "{}" else name.replace("_", "-"))  # flags have dashes
+        object.__setattr__(settings, name, checked(hint, called, getattr(settings, name)))
 
 
 def checked(hint: Any, name: str, value: Any) -> Any:

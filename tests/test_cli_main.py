@@ -70,6 +70,12 @@ def test_what_no_command_understands_is_one_line_and_status_2(words, sentence, c
     assert said.err.startswith(f"error: {sentence}")
 
 
+@pytest.mark.parametrize("words", [["report", ""], ["compare", "", ""], ["who", "", "--client", "1"], ["export", ""]])
+def test_an_empty_word_is_not_the_present_folder(words, capsys):
+    assert status(words) == 2
+    assert capsys.readouterr().err == "error: the path is empty; name a file or folder (. is this folder)\n"
+
+
 def test_running_out_of_memory_is_one_line_and_status_2(capsys):
     def greedy(args):
         raise MemoryError

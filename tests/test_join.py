@@ -359,6 +359,12 @@ def empty(path: Path) -> None:
     [
         ("alpha.npy", spoil, "alpha.npy is damaged ("),
         ("alpha.npy", drop, "has no mixing weights (alpha.npy)"),
+        (
+            "alpha.npy",
+            lambda path: np.save(path, np.load(path)[:2]),
+            "alpha has shape (2, 4) and clients.csv 4 clients",
+        ),
+        ("alpha.npy", lambda path: np.save(path, np.full((4, 4), np.nan)), "weights of client 0 are not finite"),
         ("clients.csv", empty, "clients.csv is no table of clients"),
         ("server.safetensors", spoil, "server.safetensors is damaged"),
     ],
@@ -368,6 +374,13 @@ def test_who_refuses_a_ruined_run_in_one_sentence(name, ruin, sentence, folder, 
     assert guarded(who.main, [str(folder), "--client", "0"]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
+
+
+def test_who_says_that_a_file_is_not_as_the_run_wrote_it(folder, capsys, caplog):
+    assert guarded(who.main, [str(folder), "--client", "0"]) == 0 and not caplog.records
+    np.save(folder / "alpha.npy", np.full((4, 4), 0.25))  # that of another run, say
+    assert guarded(who.main, [str(folder), "--client", "0"]) == 0
+    assert "not as the run wrote it, going by checksums.txt: alpha.npy" in caplog.text
 
 
 def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):

@@ -1,6 +1,7 @@
 """Experiments: cells that run once, equal budgets, tuning that never sees test data, and what is written."""
 
 import json
+import re
 import runpy
 import sys
 import tomllib
@@ -90,6 +91,39 @@ def test_tuned_values_come_from_a_file_and_are_those_of_their_setting(tmp_path):
     configs = {case.name: case.config for case in read_plan("hetero", Options(tuned=path)).cases}
     assert configs["digits"].rivals == {"fjord-ft": {"lr": 0.125}}
     assert configs["mnist-iid"].rivals == {"perm": {"global_lr": 0.75}}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "[phone.perm]\nglobal_lr = 0.5",
+            "chosen.toml holds values for 'phone' and none for digits, mnist-label-shift-2",
+        ),
+        ("digits = 3", "chosen.toml: digits is no table of methods, such as [digits.local]; tuning writes chosen.toml"),
+        ("[digits]\nlr = 3", "chosen.toml: digits is no table of methods"),
+    ],
+)
+def test_a_file_without_values_for_the_experiment_is_refused(tmp_path, text, sentence):
+    path = tmp_path / "chosen.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_plan("hetero", Options(tuned=path))
+
+
+def test_flags_that_an_experiment_would_ignore_are_refused(capsys):
+    for words, sentence in (
+        ("synthetic --budgets macs", "--budgets is for hetero and budgets; leave it out for synthetic"),
+        ("all --tuned x.toml", "--tuned holds the values of one experiment; leave it out, each has its own"),
+    ):
+        assert guarded(main, words.split()) == 2
+        assert capsys.readouterr().err == f"error: {sentence}\n"
+
+
+def test_a_run_that_is_resumed_where_there_is_none_looks_for_its_data_first(tmp_path, capsys):
+    words = ["hetero", "--settings", "digits,mnist-iid", "--data-dir", str(tmp_path), "--resume"]
+    assert guarded(main, [*words, "--out", str(tmp_path / "new")]) == 2
+    assert "mnist is not in" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 def test_a_setting_can_have_fewer_methods_than_its_experiment():

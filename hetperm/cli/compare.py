@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hetperm.cli import examples
 from hetperm.cli.console import say
-from hetperm.cli.flags import UsageError
+from hetperm.cli.flags import UsageError, folder_of
 
 USAGE = """\
 usage: hetperm compare RUN RUN ... [--out PAGE]
@@ -62,7 +62,7 @@ def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
         elif word.startswith("--"):
             raise UsageError(f"unknown flag {flag}; compare takes folders and --out")
         else:
-            folders.append(Path(word))
+            folders.append(folder_of(word))
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}; name the folder of a run, such as runs/digits-perm")

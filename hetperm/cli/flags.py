@@ -272,4 +272,9 @@ def read_run(prog: str, kind: type, args: Sequence[str]) -> tuple[Path, object]:
         parser.exit_with_help()
     if folder is None:
         raise UsageError(f"which run? {prog} RUN takes the folder of one")
-    return Path(folder), kind(**given)
+    return folder_of(folder), kind(**given)
+
+
+def folder_of(word: str) -> Path:
+    """The folder that a word of a command names."""
+    return value_of(Path, word)

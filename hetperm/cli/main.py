@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hetperm.advice import did_you_mean
@@ -28,7 +27,7 @@ from hetperm.cli import (
     who,
 )
 from hetperm.cli.console import say
-from hetperm.cli.flags import UsageError
+from hetperm.cli.flags import UsageError, folder_of
 from hetperm.cli.streams import lasting
 from hetperm.texts import one_line, printable
 
@@ -68,8 +67,8 @@ def report(args: Sequence[str]) -> None:
     from hetperm.report import page
     from hetperm.runs import files
 
-    path = Path(args[0]) / page.NAME
-    content = page.render(args[0])
+    path = folder_of(args[0]) / page.NAME
+    content = page.render(path.parent)
     files.warn_of_altered(path.parent)
     files.write(path, content)
     say(f"written to {path}")

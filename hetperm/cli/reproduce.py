@@ -11,6 +11,7 @@ from hetperm.cli.flags import UsageError, parse
 from hetperm.runs.reproduce.options import EXPERIMENTS, SEEDS, TUNED, TUNING_SEEDS, Options
 
 ALL, PAGE, TUNE = "all", "page", "tune"
+BUDGETED = ("hetero", "budgets")  # experiments that also give methods equal multiply-adds or bytes
 USAGE = """usage: hetperm reproduce EXPERIMENT [FLAGS]
            run every method with every seed; write tables and pictures
        hetperm reproduce all [FLAGS]
@@ -66,7 +67,10 @@ def _usage() -> str:
 
 def run(experiment: str, args: Sequence[str]) -> None:
     """Run every cell of an experiment, and write tables and pictures."""
-    _run(experiment, parse(Options, args, prog=f"hetperm reproduce {experiment}"))
+    options = parse(Options, args, prog=f"hetperm reproduce {experiment}")
+    if options.budgets and experiment not in BUDGETED:
+        raise UsageError(f"--budgets is for {' and '.join(BUDGETED)}; leave it out for {experiment}")
+    _run(experiment, options)
 
 
 def _run(experiment: str, options: Options) -> None:
@@ -80,7 +84,7 @@ def _run(experiment: str, options: Options) -> None:
     from hetperm.runs.reproduce import experiments
     from hetperm.runs.reproduce.session import opened
 
-    if not options.resume:
+    if not options.resume or (options.out is not None and not options.out.exists()):  # else few cells may be left
         experiments.check_data(plan)
     with opened(plan, prefix="reproduce", command=started_by(options), say=_line) as session:
         experiments.RUNS[experiment](session)
@@ -92,6 +96,8 @@ def run_all(args: Sequence[str]) -> None:
     options = parse(Options, args, prog="hetperm reproduce all")
     if options.out is not None:
         raise UsageError("--out names the folder of one experiment; leave it out, each has its own in runs/")
+    if options.tuned is not None:
+        raise UsageError("--tuned holds the values of one experiment; leave it out, each has its own")
     wrong = []
     for name in EXPERIMENTS:
         try:
@@ -116,7 +122,7 @@ def tune(experiment: str, args: Sequence[str]) -> None:
     from hetperm.runs.reproduce import experiments, tuning
     from hetperm.runs.reproduce.session import opened
 
-    if not options.resume:
+    if not options.resume or (options.out is not None and not options.out.exists()):  # else few cells may be left
         experiments.check_data(plan)
     with opened(plan, prefix="tune", command=started_by(options), say=_line) as session:
         console.say(tuning.tune(session))

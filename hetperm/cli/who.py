@@ -29,7 +29,10 @@ def main(args: Sequence[str]) -> None:
     folder, options = read_run("hetperm who", Options, args)
     if options.client is None:
         raise UsageError("which client? give --client 7")
+    from hetperm.runs import files
+
     show(folder, options.client, rows=options.rows)
+    files.warn_of_altered(folder)
 
 
 def show(folder: Path, client: int, *, rows: int = 30) -> None:

@@ -42,9 +42,13 @@ def of(folder: str | Path, i: int) -> Partners:
     if not 0 <= i < len(clients):
         raise ValueError(f"there is no client {i} in {folder}; it has clients 0 to {len(clients) - 1}")
     alpha = joined.read_alpha(folder)
+    if alpha.shape != (len(clients), len(clients)):
+        raise ValueError(
+            f"{folder}: alpha has shape {alpha.shape} and clients.csv {len(clients)} clients; train it again"
+        )
     weights = np.asarray(alpha[[i]].todense() if hasattr(alpha, "todense") else alpha[[i]]).ravel()
-    if len(weights) != len(clients):
-        raise ValueError(f"{folder}: alpha has {len(weights)} clients and clients.csv {len(clients)}; train it again")
+    if not np.isfinite(weights).all():
+        raise ValueError(f"{folder}: the mixing weights of client {i} are not finite; train it again")
     server = joined.with_reports(server_file.load(folder), joined.read(folder))
     zeta, noise = _distances(server, i)
     rows = []

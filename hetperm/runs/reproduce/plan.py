@@ -9,6 +9,7 @@ from typing import Any
 from hetperm.advice import did_you_mean
 from hetperm.config import FIELDS, SHIPPED, Config, known_algorithms, read
 from hetperm.runs.reproduce.options import PATH_FLAGS, SEEDS, TUNING_SEEDS, Options
+from hetperm.texts import shown
 
 FOLDER = SHIPPED / "reproduce"
 OF_A_SETTING = (
@@ -75,6 +76,8 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
     # The values that were tuned for another experiment serve its settings here too.
     values = options.tuned or FOLDER / "tuned" / f"{table.pop('tuned', experiment)}.toml"
     tuned = read(values) if options.tuned or values.is_file() else {}
+    if options.tuned:
+        _check_tuned(values, tuned, settings)
     skipped, cases = [], []
     for name in _chosen("setting", options.settings, tuple(settings)):
         fields = {**defaults, **settings[name]}
@@ -96,6 +99,20 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
     if options.quick and not options.seeds:
         seeds = seeds[:1]
     return Plan(experiment, tuple(cases), methods, seeds, options, tuple(sorted(set(skipped))), table)
+
+
+def _check_tuned(path: Path, tuned: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise an error if a file of tuned values is none, or holds none of this experiment."""
+    for name, tables in tuned.items():
+        if not (isinstance(tables, Mapping) and all([isinstance(table, Mapping) for table in tables.values()])):
+            raise ValueError(
+                f"{path}: {name} is no table of methods, such as [{name}.local]; tuning writes chosen.toml"
+            )
+    if not tuned.keys() & settings.keys():
+        held = ", ".join(map(shown, tuned)) or "nothing"
+        raise ValueError(
+            f"{path} holds values for {held} and none for {', '.join(settings)}; give --tuned another file"
+        )
 
 
 def _flags(options: Options) -> dict[str, Any]:
