@@ -365,7 +365,8 @@ def _from_table(settings: dict[str, Any], path: str | Path) -> Config:
             raise ValueError(f"{path}: {name} is {shown(value)}; it must be a table of options, [{name}]")
         if name not in KEYS:
             kind = "table" if isinstance(value, dict) else "key"
-            raise ValueError(f"{path}: unknown {kind} {name!r}{_advice(name, (*KEYS, *known))}")
+            advice = did_you_mean(name, (*KEYS, *known), "the keys are the flags of hetperm train, with _ for -")
+            raise ValueError(f"{path}: unknown {kind} {shown(name)}; {advice}")
     try:
         return Config(**settings, rivals=tables)
     except ValueError as error:
@@ -377,7 +378,7 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would wait for ever
         raise ValueError(f"{path}: is no file; {noun} is a TOML file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors mark UTF-8 at the beginning
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

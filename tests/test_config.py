@@ -261,7 +261,7 @@ def test_only_perm_has_a_warm_up_that_the_steps_must_pay_for():
 
 FILES = [
     ("local_step = 5", "unknown key 'local_step'; did you mean 'local_steps'?"),
-    ("rivals = 5", "unknown key 'rivals'"),
+    ("rivals = 5", "unknown key 'rivals'; the keys are the flags of hetperm train, with _ for -"),
     ("fedavg = 3", "fedavg is 3; it must be a table of options, [fedavg]"),
     ("[fedavg-fd]\nlr = 1", "unknown table 'fedavg-fd'; did you mean 'fedavg-ft'?"),
     ("epochs = 0", "epochs is 0; it must be a whole number of at least 1"),
@@ -285,6 +285,8 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"there is no configuration '\.\./configs/digits'"):  # a path from elsewhere
         load("../configs/digits")
     path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")  # as some editors write it
+    assert load(path).epochs == 3
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
         load(path)
