@@ -351,6 +351,20 @@ def test_the_process_that_starts_the_others_does_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+TRACE = """
+import sys, torch
+from hetperm.federated import node
+before = set(sys.modules)
+node.ScalableModel(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)), torch.zeros(2, 2))
+sys.exit(len(set(sys.modules) - before) > 20)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_has_imported_what_a_model_needs_before_it_is_handed_one():
+    assert subprocess.run([sys.executable, "-c", TRACE], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("free", "said"), [(100, "as the disk of .* is full; free some space"), (2**40, "; see .*log")]
 )
