@@ -135,14 +135,28 @@ def test_a_node_that_is_killed_in_a_visit_and_comes_back_costs_nothing(place, no
     assert same(final(run, "perm"), simulated.state)
 
 
-def test_a_node_that_is_stopped_past_the_deadline_is_absent_and_comes_back(place, nodes):
+@pytest.mark.parametrize("when", ["in a visit", "in mid-upload"])
+def test_a_node_that_is_stopped_past_the_deadline_is_absent_and_comes_back(place, nodes, when):
     def stop() -> None:
         nodes[2].send_signal(signal.SIGSTOP)
-        watch.fits = lambda event: event["event"] == "absent" and event["host"] == 2
-        watch.then = lambda: nodes[2].send_signal(signal.SIGCONT)
+        watch.fits, watch.then = is_away, wake
 
-    watch = Watch(visit_at(2), stop)
-    run = served(place, "stopped", watch, deadline=25.0, changes={"epochs": 6, "steps": 180})
+    def is_away(event) -> bool:
+        return event["event"] == "absent" and event["host"] == 2
+
+    def wake() -> None:
+        nodes[2].send_signal(signal.SIGCONT)
+
+    if when == "in a visit":
+        watch = Watch(visit_at(2), stop)
+    else:
+        end(nodes, 2)
+        nodes[2] = odd_node(place, 2, "halts")  # it stops itself
+        watch = Watch(is_away, wake)
+    try:
+        run = served(place, f"stopped {when}", watch, deadline=25.0, changes={"epochs": 6, "steps": 180})
+    finally:
+        restart(place, nodes, 2)
     assert [(event["host"], event["detail"]) for event in watch.of("absent")] == [(2, "no answer within 25 s")]
     (back,) = [k for k, event in enumerate(watch.seen) if event["event"] == "back" and event["host"] == 2]
     assert [event for event in watch.seen[back:] if event["event"] == "done" and event["host"] == 2]

@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from hetperm.device import packet
-from hetperm.engine.flower_grid import TYPE, GridPost
-from hetperm.federated import flower_private
+from hetperm.engine.flower_grid import TYPE
 from hetperm.federated.apps import EVENTS, client_app
 from hetperm.federated.record import Record
+from hetperm.federated.server_post import ServerPost
 
 server, client = ServerApp(), client_app()
 TASKS = {"kind": "tasks", "server": "s", "number": 1, "setup_id": "x", "tasks": []}
@@ -21,9 +21,8 @@ TASKS = {"kind": "tasks", "server": "s", "number": 1, "setup_id": "x", "tasks": 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Wait for a node, trouble it, and tell what it answers."""
-    flower_private.harden()
     job = Path(str(context.run_config["job"]))
-    record, post = Record(job.with_name(EVENTS)), GridPost(grid)
+    record, post = Record(job.with_name(EVENTS)), ServerPost(grid)
     record.tell({"event": "started", "pid": os.getpid()})
     until = time.monotonic() + 300
     while not post.online() and time.monotonic() < until:

@@ -1,11 +1,15 @@
-"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow|ahead``.
+"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow|halts|ahead``.
 
 ``ahead`` has a clock that is a minute ahead.
 ``slow`` never answers a visit; it leaves a file named ``working`` in the folder when it is in the midst of one.
+``halts`` stops itself (SIGSTOP) once, when it has uploaded the first object of its answer to a visit.
 """
 
 import datetime
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -46,6 +50,25 @@ def a_minute_later() -> datetime.datetime:
 plain = fleet.content_of
 
 
+class Halting:
+    """Uploads objects of answers one after the other, and stops this process after the next, if it is told to."""
+
+    def __init__(self):
+        self.now, self._lock, self._upload = False, threading.Lock(), fleet.flower.push_objects
+
+    def __call__(self, objects, push, **options) -> None:
+        """Upload the objects of an answer."""
+
+        def one(number: str, content: bytes) -> None:
+            with self._lock:
+                push(number, content)
+                if self.now:
+                    self.now = False
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+        self._upload(objects, one, **options)
+
+
 def main(folder: Path, lie: str) -> None:
     """Answer as a node, but change every tensor of every answer."""
     torch.set_num_threads(1)
@@ -54,11 +77,17 @@ def main(folder: Path, lie: str) -> None:
         fleet.content_of = garbage_of
     if lie == "ahead":
         node_auth_http_interceptor.now = fleet.now = a_minute_later
+    halting, visits = Halting(), []
+    if lie == "halts":
+        fleet.flower.push_objects = halting
 
     def handle(content: bytes) -> bytes:
-        if lie == "slow" and " at host " in str(packet.read(content)[0].get("tasks")):
-            (folder / "working").touch()
-            time.sleep(3600)
+        if " at host " in str(packet.read(content)[0].get("tasks")):
+            visits.append(1)
+            if lie == "slow":
+                (folder / "working").touch()
+                time.sleep(3600)
+            halting.now = len(visits) == 1
         answer = node.handle(content)
         return changed(answer, LIES[lie]) if lie in LIES and tasks_in(answer) else answer
 

@@ -226,6 +226,24 @@ def test_a_node_that_is_lost_has_as_long_as_the_rules_say_to_come_back(tmp_path,
     assert record.counts[0]["failed"] == 1
 
 
+def test_a_node_is_lost_when_a_ping_is_though_its_answer_was_announced(tmp_path):
+    config, record, asked = small(tmp_path, steps=20, epochs=1), Record(None), []
+
+    def change(node, answer):
+        if node == FIRST and tasks_in(answer) and not asked:
+            asked.append("task")  # its answer was cut off in the middle, and nobody tells
+            return None
+        if asked == ["task"] and packet.read(answer)[0]["kind"] == "pong":
+            asked.append("ping")
+            return Lost("gone")
+        return answer
+
+    post = Loopback(nodes_of(config), change)
+    state = trained(settled(config, post, Rules(deadline=60, patience=60), record))
+    assert record.counts[0]["failed"] == 1 and "it was lost (gone)" in record.reasons[0][0]
+    assert "absent" not in record.counts[0] and same_models(state, trained(from_config(config)))
+
+
 def test_a_node_that_was_restarted_is_told_everything_again(tmp_path):
     config = small(tmp_path, steps=20, epochs=2)
     post, fresh, done = None, nodes_of(config), []

@@ -17,15 +17,19 @@ pytest.importorskip("flwr", reason="Flower is not installed here (extra `flower`
 
 import httpx
 from flwr.app import Error, Message, RecordDict
+from flwr.proto import message_pb2, runtime_pb2
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 from hetperm.engine.flower_grid import SMALL, TYPE, GridPost, content_of, packet_of
 from hetperm.engine.flower_post import Lost
-from hetperm.federated import apps, certificates, fleet, flower_private, serve
+from hetperm.federated import apps, certificates, fleet, flower_private, serve, server_post
 from hetperm.federated.deploy import deploy
 from hetperm.federated.options import DeployOptions
 from hetperm.federated.places import ServerPlace, node_place, server_place
+from hetperm.federated.server_post import ServerPost
 from hetperm.runs import files
 from hetperm.runs.setting import from_config
 
@@ -129,6 +133,88 @@ def test_objects_that_make_no_message_are_the_fault_of_their_sender():
     objects[message] = objects[message].replace(b"\0", b"\0not protobuf", 1)
     with pytest.raises(flower_private.ObjectPullError, match="the message cannot be read"):
         flower_private.readable(list(objects), objects.__getitem__)
+
+
+class Store:
+    """What a SuperLink holds of answers, as the client of its runtime interface sees it."""
+
+    def __init__(self):
+        self.announced: dict[str, tuple] = {}  # number of the message that is answered -> answer, tree of its objects
+        self.objects: dict[str, bytes] = {}  # empty until it is uploaded
+        self.confirmed: list[str] = []
+
+    def announce(self, answer: bytes) -> tuple[str, dict[str, bytes]]:
+        """Announce an answer; return the number of the message that it answers, and its objects, still to upload."""
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 0, 1
+        sent = Message(content_of(b"a question"), FIRST, TYPE)
+        sent.metadata.__dict__["_message_id"] = name = f"question {len(self.announced)}"
+        reply = Message(content_of(answer), reply_to=sent)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        proto = flower_private.message_to_proto(flower_private.remove_content_from_message(reply))
+        self.announced[name] = proto, flower_private.get_object_tree(reply)
+        objects = {number: one.deflate() for number, one in flower_private.get_all_nested_objects(reply).items()}
+        self.objects |= dict.fromkeys(objects, b"")
+        return name, objects
+
+    def PullMessages(self, request):
+        pairs = [self.announced.pop(name) for name in request.message_ids if name in self.announced]
+        messages, trees = [[pair[k] for pair in pairs] for k in range(2)]
+        return runtime_pb2.PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PullObject(self, request):
+        content = self.objects.get(request.object_id)
+        return message_pb2.PullObjectResponse(
+            object_found=content is not None, object_available=bool(content), object_content=content or b""
+        )
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def post(store):
+    grid = HttpGrid(token="x")
+    grid._client = store
+    grid.set_run(Run.create_empty(1))
+    return ServerPost(grid)
+
+
+def test_an_answer_whose_sender_stops_in_mid_upload_keeps_no_other_waiting(store, post):
+    (slow, late), (other, soon) = store.announce(b"slow"), store.announce(b"other")
+    *some, last = late
+    store.objects |= {**soon, **{number: late[number] for number in some}}
+    assert post.pull([slow, other]) == {other: b"other"}
+    assert post.pull([slow]) == {} and set(store.confirmed) < soon.keys()
+    store.objects[last] = late[last]
+    assert post.pull([slow]) == {slow: b"slow"}  # what had come before was kept
+    assert post.pull([slow, other]) == {} and len(store.confirmed) == 2
+
+
+def test_an_answer_that_nobody_asks_for_any_more_is_dropped(store, post, monkeypatch):
+    name, objects = store.announce(b"late")
+    assert post.pull([name]) == {}
+    monkeypatch.setattr(server_post, "FORGET", -1.0)
+    assert post.pull([]) == {} and len(store.confirmed) == 1
+    store.objects |= objects
+    assert post.pull([name]) == {}
+
+
+def test_an_answer_whose_objects_are_gone_or_make_no_message_is_lost(store, post):
+    gone, objects = store.announce(b"x")
+    store.objects.clear()
+    (answer,) = post.pull([gone]).values()
+    assert isinstance(answer, Lost) and "could not be found" in str(answer)
+    odd, objects = store.announce(b"y")
+    proto, tree = store.announced[odd]
+    store.announced[odd] = proto, tree.children[0]  # a part of a message instead of one
+    store.objects |= objects
+    (answer,) = post.pull([odd]).values()
+    assert isinstance(answer, Lost) and str(answer) == "a RecordDict instead of a message"
 
 
 def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):
@@ -263,6 +349,20 @@ def test_a_node_says_what_is_wrong_with_a_certificate(text, said):
 def test_the_process_that_starts_the_others_does_without_torch():
     code = "import sys, hetperm.federated.local, hetperm.cli.federation; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+TRACE = """
+import sys, torch
+from hetperm.federated import node
+before = set(sys.modules)
+node.ScalableModel(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)), torch.zeros(2, 2))
+sys.exit(len(set(sys.modules) - before) > 20)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_has_imported_what_a_model_needs_before_it_is_handed_one():
+    assert subprocess.run([sys.executable, "-c", TRACE], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ def packet_of(content: RecordDict) -> bytes:
     return bytes(found)
 
 
+def answer_of(reply: Message) -> bytes | Lost:
+    """The packet in an answer, or why there is none."""
+    if reply.has_error():
+        return Lost(_reason(reply.error))
+    try:
+        return packet_of(reply.content)
+    except ValueError as error:
+        return Lost(str(error))
+
+
 class GridPost:
     """Carries packets over a Flower grid.
 
@@ -54,18 +64,8 @@ class GridPost:
 
     def pull(self, ids: Collection[str]) -> dict[str, bytes | Lost]:
         """The answers that have come to these messages. Each is given once."""
-        answers: dict[str, bytes | Lost] = {}
-        for reply in self.grid.pull_messages(list(ids)):
-            # By the message that is answered: an error may come from the SuperLink instead of the node.
-            sent = reply.metadata.reply_to_message_id
-            if reply.has_error():
-                answers[sent] = Lost(_reason(reply.error))
-            else:
-                try:
-                    answers[sent] = packet_of(reply.content)
-                except ValueError as error:
-                    answers[sent] = Lost(str(error))
-        return answers
+        # By the message that is answered: an error may come from the SuperLink instead of the node.
+        return {reply.metadata.reply_to_message_id: answer_of(reply) for reply in self.grid.pull_messages(list(ids))}
 
     def online(self) -> set[int]:
         """The nodes that are connected now."""

@@ -138,9 +138,14 @@ class Mail:
         answers = self.post.pull(wanted) if wanted else {}
         for dispatch, answer in answers.items():
             if dispatch in pings:
-                if self.roster.pong(pings[dispatch], answer):
+                host = pings[dispatch]
+                if isinstance(answer, Lost) and any([flight.host == host for flight in self._flights.values()]):
+                    # Of an answer that was cut off in the middle nobody else tells that it does not come any more.
+                    self.roster.lose(host)
+                    self._fail_all(host, f"it was lost ({answer})")
+                if self.roster.pong(host, answer):
                     # The packet that it was handed before it was restarted is lost, and nobody will tell.
-                    self._fail_all(pings[dispatch], "it was restarted")
+                    self._fail_all(host, "it was restarted")
             elif dispatch in self._flights:
                 self._answer(self._flights.pop(dispatch), answer, turns)
         self._look_after_the_late()

@@ -13,13 +13,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hetperm.config import Config, from_text
-from hetperm.engine.flower_grid import GridPost, content_of, packet_of
+from hetperm.engine.flower_grid import content_of, packet_of
 from hetperm.engine.flower_post import Post, Rules
-from hetperm.federated import flower_private, node, server
+from hetperm.federated import node, server
 from hetperm.federated.members import gather
 from hetperm.federated.options import ServeOptions
 from hetperm.federated.orphans import end_with_parent
 from hetperm.federated.record import Record
+from hetperm.federated.server_post import ServerPost
 from hetperm.runs import experiment
 from hetperm.runs.setting import Setting
 from hetperm.texts import one_line
@@ -35,12 +36,11 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        flower_private.harden()
         # Without its SuperLink it would try for minutes to reach it. Whatever it is doing, --resume goes on.
         end_with_parent(os.getppid(), lambda: os._exit(1))
         job = Path(str(context.run_config["job"]))
         table = json.loads(job.read_text())
-        run_job(GridPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
+        run_job(ServerPost(grid), from_text(table["config"], str(job)), table, job.with_name(EVENTS))
 
     return app
 

@@ -59,8 +59,9 @@ USED = {
     "user_config_to_proto": "flwr.common.serde",
     # The SuperLink behind a gate (superlink.py)
     "flower_superlink": "flwr.superlink.cli",
-    # The ServerApp (`harden`)
-    "http_grid": "flwr.superlink.grid",
+    # The ServerApp: answers (server_post.py)
+    "PullAppMessagesRequest": "flwr.proto.runtime_pb2",
+    "ObjectUnavailableError": f"{_INFLATABLE}.inflatable_utils",
 }
 # Seconds before an object of a message is asked for again that was announced and has not come; Flower waits 1 and more.
 PAUSES = {"initial_backoff": 0.02, "backoff_cap": 0.5}
@@ -115,14 +116,3 @@ def readable(
     except Exception as error:  # the parsers of Flower raise anything
         raise ObjectPullError(message[:8], f"the message cannot be read ({type(error).__name__})") from error
     return contents
-
-
-def harden() -> None:
-    """Make a ServerApp take in answers at once, and survive those that are too large or not to be read.
-
-    An answer is announced before its objects are sent. Flower's grid finds them missing, and then sleeps a second, for
-    every answer. An answer that makes no message would end the ServerApp; so it is an error of the one who sent it.
-    """
-    from hetperm.federated.flower_private import http_grid
-
-    http_grid.pull_objects = readable

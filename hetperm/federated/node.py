@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # torch imports it at the first trace, for seconds: here, no server waits for that
 
 import hetperm
 from hetperm.client import Client
