@@ -4,12 +4,12 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from warm import Warm
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare what every test would pay for; look for garbage again, less often than Python does in small programs."""
+    gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     gc.enable()
     # pytest listens, before and after every test, to each logger that does not hand on what it is told: fifty of torch.
@@ -61,12 +62,35 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
 
 
+def pytest_sessionfinish() -> None:
+    """Let hypothesis find who refers to its generators, if it is imported only now, to write its summary."""
+    if "hypothesis" not in sys.modules:
+        gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
+    import torch  # not above: the process that hands tests to workers runs none
+
+    from hetperm.memory import keep_freed_memory
+
+    keep_freed_memory()  # as every run does
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_share_what_they_trace():
+    """See `traced.traced_once`; nothing is imported for tests that start no run."""
+    if "hetperm.runs.building" not in sys.modules:
+        yield
+        return
+    from traced import traced_once
+
+    with traced_once():
+        yield
 
 
 @pytest.fixture(scope="session")
