@@ -120,7 +120,7 @@ def test_workers_end_with_the_engine(processes):
 def impatient(monkeypatch):
     """A watch that looks often and waits for a moment only."""
     monkeypatch.setattr(watch, "TICK", 0.05)
-    monkeypatch.setattr(watch, "FLOOR", 0.8)
+    monkeypatch.setattr(watch, "FLOOR", 0.4)
 
 
 def stop_first(engine, signal_number=signal.SIGSTOP) -> int:
