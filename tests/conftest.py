@@ -4,12 +4,12 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 from warm import Warm
 
 pytest.register_assert_rewrite("federation", "reference_inputs", "engine_models")
@@ -28,6 +28,8 @@ collect_ignore = [] if find_spec("flwr") else OF_FLOWER
 gc.disable()  # until all is imported: what modules hold is never garbage, and looking for it takes a tenth of the time
 MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 ROOM = 2**30
+# Memory of workers in pages of 2 MB, where glibc can: clearing small ones takes a tenth of the time.
+TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     usable = "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     if usable and shutil.disk_usage(MEMORY).free >= ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+    if hasattr(config, "workerinput"):
+        if os.environ.get(TUNABLES) == LARGE_PAGES:
+            del os.environ[TUNABLES]  # read when this process began; those that tests start measure memory
+    elif config.getoption("numprocesses", None):
+        os.environ.setdefault(TUNABLES, LARGE_PAGES)
 
 
 # Files whose tests take seconds each: first, so that the last tests to be shared among workers are short ones.
@@ -53,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare what every test would pay for; look for garbage again, less often than Python does in small programs."""
+    gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     gc.enable()
     # pytest listens, before and after every test, to each logger that does not hand on what it is told: fifty of torch.
@@ -61,12 +69,35 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
 
 
+def pytest_sessionfinish() -> None:
+    """Let hypothesis find who refers to its generators, if it is imported only now, to write its summary."""
+    if "hypothesis" not in sys.modules:
+        gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
+    import torch  # not above: the process that hands tests to workers runs none
+
+    from hetperm.memory import keep_freed_memory
+
+    keep_freed_memory()  # as every run does
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_share_what_they_trace():
+    """See `traced.traced_once`; nothing is imported for tests that start no run."""
+    if "hetperm.runs.building" not in sys.modules:
+        yield
+        return
+    from traced import traced_once
+
+    with traced_once():
+        yield
 
 
 @pytest.fixture(scope="session")

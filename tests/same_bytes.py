@@ -100,7 +100,7 @@ def unpainted(figure, file, **options):  # pictures are not compared
     file.write(b"") if hasattr(file, "write") else open(file, "wb").close()
 
 Figure.savefig = unpainted
-for name, settings, out in json.load(sys.stdin):
+for name, settings, out in json.loads(sys.argv[1]):
     if "step_cap" not in config.FIELDS:
         settings.pop("steps", None)  # which only rivals had
     settings = {key: value for key, value in settings.items() if key in config.FIELDS}
@@ -110,13 +110,17 @@ for name, settings, out in json.load(sys.stdin):
 """
 
 
+def jobs(cases: dict[str, dict[str, Any]], out: Path) -> str:
+    """What the driver is told: name, settings and folder of each case."""
+    return json.dumps([(name, settings, str(out / name)) for name, settings in cases.items()])
+
+
 def run_cases(checkout: Path, cases: dict[str, dict[str, Any]], out: Path) -> None:
     """Run the cases by the code of a checkout, each into a folder of ``out``."""
-    jobs = [(name, settings, str(out / name)) for name, settings in cases.items()]
     # The checkout comes first on the path, before an installed hetperm.
     env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", DRIVER]
-    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, env=env, cwd=checkout)
+    command = [sys.executable, "-c", DRIVER, jobs(cases, out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=checkout)
     if done.returncode:
         raise RuntimeError(f"{checkout} did not run all cases:\n{done.stderr[-3000:]}")
 

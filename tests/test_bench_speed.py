@@ -243,7 +243,14 @@ def test_a_quick_run_of_epochs_tells_visits_accuracy_and_memory(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_quick_run_tells_what_engines_add_to_a_task_and_the_phases_of_the_main_job(tmp_path, monkeypatch):
+def test_a_quick_run_tells_what_engines_add_to_a_task_and_the_phases_of_the_main_job(tmp_path, monkeypatch, warm):
+    def answer_of(module: str, *words: str):
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        done = warm.run(*words, code=code)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    monkeypatch.setattr(run.phases, "answer_of", answer_of)
     monkeypatch.setattr(run.engines, "ENGINES", ("sequential", "ray"))
     monkeypatch.setattr(run.engines.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(run.phases.main_job, "__kwdefaults__", {"job": {"steps": 20, "epochs": 2}})

@@ -400,7 +400,8 @@ def forged(path, **changes):
     ("changes", "what"),
     [
         ({"r": -5}, "counts"), ({"r": "three"}, "counts"), ({"r": 1.5}, "counts"), ({"r": True}, "counts"),
-        ({"tail_count": None}, "counts"), ({"work": {"x": torch.ones(1)}}, ""), ({"w": 3}, "w"), ({"w": ()}, "w"),
+        ({"tail_count": None}, "counts"), ({"tail_count": 0.5}, "counts"), ({"work": Work(visits=1.5)}, "counts"),
+        ({"work": {"x": torch.ones(1)}}, ""), ({"w": 3}, "w"), ({"w": ()}, "w"),
         ({"v": None}, "v"), ({"v": ((),)}, "v"), ({"v": ({"a": 1},)}, "v"), ({"tail": "x"}, "tail"),
         ({"alpha": 0.5}, "alpha"), ({"memory": None}, "memory"), ({"memory": {"a": 1}}, "memory"),
         ({"finished": 1}, "finished"), ({"extra": {}}, None),

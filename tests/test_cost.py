@@ -286,7 +286,7 @@ def test_counted_memory_of_real_models_is_close_to_measured_memory_and_enough(na
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_counted_memory_is_what_the_kernel_sees_in_a_fresh_process():
-    cases = (("cnn", 3, 32, 128), ("timm:resnet18", 3, 64, 4))  # model, channels, side of images, batch size
+    cases = (("cnn", 3, 32, 128), ("resnet18-cifar", 3, 32, 4))  # model, channels, side of images, batch size
     command = [sys.executable, "tests/reference/memory.py", *(",".join(map(str, case)) for case in cases)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

@@ -376,7 +376,9 @@ SHORT = {"epochs": 1, "local_steps": 1, "warmup_rounds": 1, "quiet": True, "base
 def test_models_of_windows_are_trained_at_their_width_saved_and_loaded_again(write, tmp_path, model):
     arrays = windows(480)
     arrays["x"] += np.random.default_rng(0).normal(size=arrays["x"].shape)
-    config = Config(dataset=f"npz:{write(**arrays)}", partition="natural", num_clients=4, model=model, **SHORT)
+    config = Config(
+        dataset=f"npz:{write(**arrays)}", partition="natural", num_clients=4, model=model, steps=40, **SHORT
+    )
     result = run(config.override(out=tmp_path / "run"))
     client = result.setting.clients[3]
     module = load_client(tmp_path / "run", 3)

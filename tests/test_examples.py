@@ -1,24 +1,36 @@
 """What a user runs first: every example, benchmark and table, once."""
 
+import functools
 import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import timm
 import torch
+
+import hetperm
+import submodels
+from hetperm import Config
+from submodels import Budget
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """(script, words) -> what it prints; it must end well. In this process: it has imported torch already."""
+    """(script, words) -> what it prints; it must end well. In this process: it has imported torch already.
 
-    def run(script: str, *words: str) -> str:
+    Settings take the place of those in the script, so that it trains for less long.
+    """
+
+    def run(script: str, *words: str, **shorter: int) -> str:
         monkeypatch.setattr(sys, "argv", [script, *words])
+        monkeypatch.setattr(hetperm, "Config", lambda **options: Config(**options | shorter))
         monkeypatch.chdir(ROOT)
         with torch.random.fork_rng(devices=[]):
             try:
@@ -32,7 +44,10 @@ def run(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_example_that_slices_a_model_cuts_it_to_a_budget_and_proves_it(run):
+def test_the_example_that_slices_a_model_cuts_it_to_a_budget_and_proves_it(run, monkeypatch):
+    """With a quarter of the blocks, and of the memory that they take."""
+    monkeypatch.setattr(timm, "create_model", functools.partial(timm.create_model, depth=3))
+    monkeypatch.setattr(submodels, "Budget", lambda train_mb: Budget(train_mb=train_mb / 4))
     out = run("examples/slice_your_model.py")
     assert "heads kept in block 0: 1 of 3" in out
     assert out.splitlines()[-1].endswith("True")
@@ -47,7 +62,7 @@ def test_the_example_that_federates_widths_prints_a_table_and_draws_a_picture(ru
 
 @pytest.mark.slow
 def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike(run):
-    out = run("examples/fit_your_own.py")
+    out = run("examples/fit_your_own.py", steps=200)
     errors = {name: float(figure) for name, figure in re.findall(r"^  (\w+) +(0\.\d+)$", out, flags=re.M)}
     assert errors["perm"] < 0.9 * errors["local"] < 0.9 * errors["fedavg"]
     partners = re.findall(r"^home +(\d+) gives .+ learns from (.+)$", out, flags=re.M)
@@ -58,7 +73,7 @@ def test_the_example_that_brings_its_own_model_finds_the_homes_that_are_alike(ru
 
 @pytest.mark.slow
 def test_the_example_with_dict_batches_trains_a_transformer_at_three_widths(run):
-    out = run("examples/fit_text.py")
+    out = run("examples/fit_text.py", steps=150)
     perm, _ = map(float, re.search(r"^accuracy: perm (\S+), local (\S+)$", out, flags=re.M).groups())
     assert perm > 0.5
     sizes = [int(n.replace(",", "")) for n in re.findall(r"^width .* ([\d,]+) parameters", out, flags=re.M)]
@@ -76,14 +91,15 @@ def test_the_example_that_outlines_shapes_trains_a_unet_with_dice(run):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is read from /proc")
 def test_the_example_with_shards_twenty_times_the_memory_allowed_trains(run):
-    out = run("examples/fit_larger_than_memory.py")
-    assert "1280 scans of 1 MB are 1280 MB, and training was allowed 64 MB" in out
+    out = run("examples/fit_larger_than_memory.py", "--mb", "40", steps=100)
+    assert "800 scans of 1 MB are 800 MB, and training was allowed 40 MB" in out
     assert float(re.search(r"kept in memory: (\d+) MB", out)[1]) <= 8
     assert float(re.search(r"accuracy (\S+)", out)[1]) > 0.9
 
 
 @pytest.mark.slow
-def test_the_extraction_benchmark_prints_ratios_and_writes_them(run, tmp_path):
+def test_the_extraction_benchmark_prints_ratios_and_writes_them(run, tmp_path, warm, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: warm.run(*command[1:]))
     out = run("bench/extraction.py", "--clients", "2", "--rounds", "1", "--out", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["extraction"].keys() == {"static", "rolling", "random"}

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -56,8 +55,16 @@ def command(*words: object) -> int:
 # A run on disk, from the command to the file
 
 
+OPENED = """
+import sys, torch
+makers = ("hetperm", "submodels", "timm", "torchvision")
+sys.modules.update({name: None for name in [*makers, *sys.modules] if name.partition(".")[0] in makers})
+print(torch.export.load(sys.argv[1]).module()(torch.zeros(3, 1, 8, 8)).shape)
+"""
+
+
 @pytest.mark.slow
-def test_a_command_writes_verified_files_that_open_without_hetperm(run_folder, tmp_path, capsys):
+def test_a_command_writes_verified_files_that_open_without_hetperm(run_folder, tmp_path, capsys, warm):
     assert command(run_folder, "--client", "0", "5", "--batch", "dynamic", "--out", tmp_path / "new" / "files") == 0
     out = capsys.readouterr().out
     assert "2 of 2 verified by running" in out
@@ -84,9 +91,7 @@ def test_a_command_writes_verified_files_that_open_without_hetperm(run_folder, t
     part = samples_of(client, 256)
     assert manifest["verified"]["samples"] == len(part[1]) == 216
     # In another process, for which nothing of this project is there.
-    code = "import sys; sys.modules.update(hetperm=None, submodels=None, timm=None, torchvision=None); import torch; "
-    code += "print(torch.export.load(sys.argv[1]).module()(torch.zeros(3, 1, 8, 8)).shape)"
-    done = subprocess.run([sys.executable, "-I", "-c", code, str(path)], capture_output=True, text=True, cwd=tmp_path)
+    done = warm.run(str(path), code=OPENED)
     assert done.stdout.strip() == "torch.Size([3, 10])", done.stderr
     # It tells nothing of the machine it was made on.
     with zipfile.ZipFile(path) as archive:
@@ -333,7 +338,31 @@ def own_result():
     return fit(Home(), homes(4), Config(epochs=1, steps=12, warmup_rounds=1, global_lr=0.1, personal_lr=0.1, share=0.7))
 
 
+@pytest.fixture(scope="module")
+def one_process():
+    """Files of this module's models are run by one process, which is not started for each of them."""
+    processes = {}
+
+    class Kept(verify.Runtime):
+        def __enter__(self):
+            self._process = processes.get(self._command[-1])
+            return super().__enter__()
+
+        def __exit__(self, *error):
+            if self._process is not None:
+                processes[self._command[-1]], self._process = self._process, None
+            super().__exit__(*error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "Runtime", Kept)
+        yield
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
 def test_a_result_exports_a_users_own_model(own_result, tmp_path, precision):
     (one,) = own_result.export(client=2, out=tmp_path / "mine", precision=precision)

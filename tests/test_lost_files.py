@@ -118,7 +118,23 @@ def nobody_scored(saved: checkpoint.Saved) -> checkpoint.Saved:
     return replace(saved, extra=saved.extra | {"score": [math.nan] * len(saved.extra["score"])})
 
 
+def clock_at(value: object) -> Callable[[checkpoint.Saved], checkpoint.Saved]:
+    return lambda saved: replace(saved, extra=saved.extra | {"simulated_seconds": value})
+
+
+def tail_of(count: int) -> Callable[[checkpoint.Saved], checkpoint.Saved]:
+    return lambda saved: replace(saved, state=replace(saved.state, tail_count=count))
+
+
 OTHERS = {
+    "time that runs back": ("the time it took", clock_at(-5.0)),
+    "time without a number": ("the time it took", clock_at(math.nan)),
+    "time in words": ("the time it took", clock_at("noon")),
+    "time that runs back in a row": ("the history", row_with(-5.0, "simulated_seconds")),
+    "no time in a row": ("the history", row_with(math.nan, "simulated_seconds")),
+    "a truth in a row": ("the history", row_with(True, "visits")),
+    "a tail of no epoch": ("the models", tail_of(0)),
+    "a tail of more epochs than there were": ("the models", tail_of(9)),
     "no score in a row": ("the history", row_with(math.nan, "accuracy_mean")),
     "no count in a row": ("the history", row_with(math.nan, "visits")),
     "an infinite loss in a row": ("the history", row_with(math.inf, "loss_mean")),

@@ -9,21 +9,20 @@ import pytest
 
 FAULTS = """
 import resource, sys
-import torch
 from hetperm.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        tensors = [torch.ones(2**18) for _ in range(100)]  # 100 MB
-        del tensors
+    for _ in range(2):
+        blocks = [bytes([1]) * 2**20 for _ in range(20)]  # 20 MB, of the allocator that tensors come from
+        del blocks
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults(kind: str, **env: str) -> int:
-    """The pages that the system had to clear for 20 times 100 MB, after it had done so 20 times."""
+    """The pages that the system had to clear for twice 20 MB, after it had done so twice."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, kind], capture_output=True, text=True, check=True, env={**os.environ, **env}
     )
@@ -35,4 +34,4 @@ def faults(kind: str, **env: str) -> int:
 def test_freed_memory_is_reused_and_settings_of_the_user_are_left_alone():
     settings = {"MALLOC_TRIM_THRESHOLD_": "131072"}
     assert faults("keep") < 100
-    assert faults("keep", **settings) > 10_000
+    assert faults("keep", **settings) > 1_000

@@ -23,6 +23,7 @@ answers = os.fdopen(os.dup(1), "w")
 def work(job):
     for number, path in enumerate((os.devnull, job["out"], job["err"])):
         os.dup2(os.open(path, os.O_RDWR), number)
+    os.environ.update(job["variables"])
     sys.argv = job["argv"]
     if job["code"] is None:
         sys.path.insert(0, os.path.dirname(sys.argv[0]))
@@ -60,14 +61,14 @@ class Warm:
     def __init__(self):
         self._process: subprocess.Popen | None = None
 
-    def run(self, *words: str, code: str | None = None) -> subprocess.CompletedProcess:
-        """Run a program with some words: its text, or else the script that the first word names."""
+    def run(self, *words: str, code: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+        """Run a program with some words and variables: its text, or else the script that the first word names."""
         if not hasattr(os, "fork"):
             command = [sys.executable, *([] if code is None else ["-c", code]), *words]
-            return subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
+            return subprocess.run(command, capture_output=True, text=True, env=environment() | variables, cwd=ROOT)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             argv = [*words] if code is None else ["-c", *words]
-            job = {"argv": argv, "code": code, "out": out.name, "err": err.name}
+            job = {"argv": argv, "code": code, "out": out.name, "err": err.name, "variables": variables}
             server = self._started()
             print(json.dumps(job), file=server.stdin, flush=True)
             status = server.stdout.readline()

@@ -210,7 +210,8 @@ def _wrong(saved: Saved) -> str | None:
     work = state.work
     counts = [state.r, state.tail_count, *work.figures.values(), work.missed, *work.asked, *work.absent]
     kinds = {
-        "counts": all([_is_count(value) for value in counts]) and isinstance(state.r, int),
+        "counts": all([_is_count(value) for value in counts])
+        and all([isinstance(value, int) for value in (state.r, state.tail_count, *_whole(work))]),
         "w": _is_model(state.w),
         "v": isinstance(state.v, tuple) and all([_is_model(model) for model in state.v]),
         "tail": state.tail is None or (isinstance(state.tail, tuple) and all([_is_model(one) for one in state.tail])),
@@ -221,6 +222,11 @@ def _wrong(saved: Saved) -> str | None:
         "extra": isinstance(saved.extra, dict | None),
     }
     return next((name for name, right in kinds.items() if not right), None)
+
+
+def _whole(work: Work) -> list[int]:
+    """The counts of the work that are whole numbers; steps and multiply-adds need not be."""
+    return [work.visits, work.rounds, work.bytes_down, work.bytes_up, work.skipped, *work.asked, *work.absent]
 
 
 def _is_count(value: Any) -> bool:

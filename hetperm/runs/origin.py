@@ -19,6 +19,9 @@ from hetperm.state import State
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
 SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpoint: one number per client each
+SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
+EVALUATION = "evaluation_seconds"  # the key in the extra values of a checkpoint of the time that scoring took
+COUNTS = ("epoch", "finished", "epoch_visits", "epoch_rounds", SIMULATED)  # in a row of the history, beside the work
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -65,9 +68,10 @@ def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
     fits = {
         "the number of epochs": state.r <= setting.config.epochs and len(saved.history) == state.r,
         "the history": [row.get("epoch") for row in saved.history] == list(range(1, len(saved.history) + 1))
-        and all([_is_row(row, setting, counts=state.work.figures) for row in saved.history]),
+        and all([_is_row(row, setting, counts={*state.work.figures, *COUNTS}) for row in saved.history]),
         "whether it is finished": saved.finished == (is_diverged or state.r == setting.config.epochs),
-        "the time it took": isinstance(extra.get("seconds"), float) and math.isfinite(extra["seconds"]),
+        "the time it took": "seconds" in extra
+        and all([_is_time(extra[key]) for key in ("seconds", EVALUATION, SIMULATED) if key in extra]),
         "the mixing weights": (is_diverged or not METHODS[method].mixes)
         if state.alpha is None
         else _is_mixing(state.alpha, count),
@@ -83,15 +87,21 @@ def misfit(saved: Saved, setting: Setting, method: str) -> str | None:
 def _is_row(row: Mapping[str, Any], setting: Setting, counts: Collection[str]) -> bool:
     """Whether a row of the history holds numbers, and a score that is missing only where some client has no data."""
     for name, value in row.items():
+        if name in counts and not (type(value) in (int, float) and 0 <= value < math.inf):
+            return False
         part = "val" if "val_" in name else "test"
         unscored = setting.nodes is not None or any([getattr(client, part) is None for client in setting.clients])
         for x in value if isinstance(value, list) else [value]:
             if not isinstance(x, int | float | None):
                 return False
-            missing = isinstance(x, float) and math.isnan(x) and unscored and name not in counts
+            missing = isinstance(x, float) and math.isnan(x) and unscored
             if x is not None and not math.isfinite(x) and not missing:
                 return False
     return True
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < math.inf
 
 
 def _is_mixing(alpha: Tensor, count: int) -> bool:
@@ -112,7 +122,7 @@ def _models_fit(state: State, setting: Setting, method: str) -> bool:
         return True
     benches = [setting.shop.at(width) for width in setting.model_widths(method)]
     wanted = [{name: (p.shape, p.dtype) for name, p in zip(bench.names, bench.slots)} for bench in benches]
-    if state.tail is None and state.tail_count:
+    if (state.tail is None) != (state.tail_count == 0) or state.tail_count > state.r:
         return False
     models = [state.v] if state.tail is None else [state.v, state.tail]
     if not all([bool(x.isfinite().all()) for v in models for one in v for x in one.values()]):

@@ -24,7 +24,7 @@ from hetperm.runs import checkpoint, clock
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.counted import Counted
 from hetperm.runs.files import GrowingCsv
-from hetperm.runs.origin import DIVERGED, SCORES, misfit, origin_of, refusal, remedy
+from hetperm.runs.origin import DIVERGED, EVALUATION, SCORES, SIMULATED, misfit, origin_of, refusal, remedy
 from hetperm.runs.scores import Scores, by_tier, figures, scores
 from hetperm.runs.scoring import TAIL, Wanted, wanted_after
 from hetperm.runs.setting import Setting
@@ -34,8 +34,6 @@ from hetperm.server.store import in_memory, on_disk
 from hetperm.state import State
 from hetperm.texts import one_line
 
-SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
-EVALUATION = "evaluation_seconds"  # the key in the extra values of a checkpoint of the time that scoring took
 BY_CLIENT = "client_scores"  # the key in the history of the scores of all clients, a list
 MOST_CURVES = 1000  # clients up to which each has a curve of its own
 
