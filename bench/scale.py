@@ -5,11 +5,13 @@ python bench/scale.py 1000 10000 --alpha
 
 Every size is a run of its own in a process of its own: an MLP with two hidden layers of 64, sketches of 256 numbers, 5
 epochs of all visits with weight, 100 samples a client, one core. The process is killed after the first epoch, and
-resumed. An epoch is visits, a step of the global model, alpha anew, evaluation and checkpoint. With --alpha only what
-the server does with sketches is timed, three times.
+resumed. An epoch is visits, a step of the global model, alpha anew, evaluation and checkpoint. With --alone the run is
+done once more without a kill, and both must end alike. With --alpha only what the server does with sketches is timed,
+three times.
 """
 
 import argparse
+import filecmp
 import itertools
 import json
 import math
@@ -24,11 +26,12 @@ from pathlib import Path
 
 COLUMNS = (
     "clients", "group mass", "partners", "epoch, s (least to most)", "CPU of it, s", "above imports, MB", "folder, MB",
-    "report, MB", "resumed",
+    "report, MB", "resumed", "as if alone",
 )  # fmt: skip
+SHARE = 0.35  # among a thousand groups some are so near that 0.7, the default of sketches, joins strangers in a chain
 
 
-def child(N: int, folder: Path, epochs: int) -> None:
+def child(N: int, folder: Path, epochs: int, share: float) -> None:
     """Run or resume N clients; print a line of JSON when it begins, after every epoch, and at the end."""
     import torch
 
@@ -40,7 +43,7 @@ def child(N: int, folder: Path, epochs: int) -> None:
     imports, resumed, times = peak_bytes(), folder.exists(), []
     clients = grouped(N, test=20)
     length = {"steps": 0, "warmup_rounds": 20, "epochs": epochs, "alpha_every": 1, "tail_average": 0.0}
-    rule = {"share": 0.7, "sketch": 256, "baselines": ()}
+    rule = {"share": share, "sketch": 256, "baselines": ()}
     config = Config(**length, **rule, device="cpu", workers=1, quiet=True, out=folder, resume=resumed)
     torch.manual_seed(0)
     sizes = {"in_channels": FEATURES, "num_classes": CLASSES, "image_size": None}
@@ -72,10 +75,9 @@ def child(N: int, folder: Path, epochs: int) -> None:
     )
 
 
-def run(N: int, folder: Path, epochs: int) -> dict:
+def run(N: int, folder: Path, options: list[str], epochs: int) -> dict:
     """The figures of one size: a run that is killed after its first epoch, and the rest of it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, __file__, "--child", str(N), "--out", str(folder), "--epochs", str(epochs)]
+    command = command_of(N, folder, options)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         for line in first.stdout:
             if json.loads(line).get("epoch") == 1:
@@ -85,6 +87,28 @@ def run(N: int, folder: Path, epochs: int) -> dict:
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     told = [line["epoch"] for line in lines[:-1]]
     return lines[-1] | {"resumed": told[0] > 1 and told[-1] == epochs}
+
+
+def command_of(N: int, folder: Path, options: list[str]) -> list[str]:
+    """The command of a run in an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return [sys.executable, __file__, "--child", str(N), "--out", str(folder), *options]
+
+
+def ends_alike(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same files with the same bytes, and the same models; only clocks may differ."""
+    from safetensors.torch import load_file
+
+    names = [sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file()) for one in (folder, other)]
+    if names[0] != names[1]:
+        return False
+    models = [name for name in names[0] if name.suffix == ".safetensors" and name.parent.name == "checkpoint"]
+    rest = [str(name) for name in names[0] if name not in models and name.name != "timing.json"]
+    for name in models:  # their headers say how long it took
+        one, two = load_file(folder / name), load_file(other / name)
+        if one.keys() != two.keys() or not all([one[key].equal(two[key]) for key in one]):
+            return False
+    return filecmp.cmpfiles(folder, other, rest, shallow=False)[0] == rest
 
 
 def alpha(N: int, times: int = 3) -> list[str]:
@@ -128,11 +152,13 @@ def main() -> None:
     parser.add_argument("--alpha", action="store_true", help="only what the server does with sketches")
     parser.add_argument("--out", type=Path, help="the folder for the runs; those of before are removed")
     parser.add_argument("--epochs", type=int, default=5, help="at least 2: the first is before the kill")
+    parser.add_argument("--share", type=float, default=SHARE, help="how much difference is worth sharing")
+    parser.add_argument("--alone", action="store_true", help="run once more without a kill, and compare")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     if args.child:
-        child(args.child, args.out, args.epochs)
+        child(args.child, args.out, args.epochs, args.share)
         return
     if args.alpha:
         print("| clients | alpha, s | rates, s | 100 rows x 11 shares, s | schedule, s | group mass |\n|" + "--:|" * 6)
@@ -144,7 +170,13 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n|{'--:|' * len(COLUMNS)}", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     for N in args.sizes:
-        row = run(N, args.out / str(N), args.epochs)
+        folder, options = args.out / str(N), ["--epochs", str(args.epochs), "--share", str(args.share)]
+        row = run(N, folder, options, args.epochs)
+        alike = "-"
+        if args.alone:
+            alone = args.out / f"{N}-alone"
+            subprocess.run(command_of(N, alone, options), stdout=subprocess.DEVNULL, check=True)
+            alike = "yes" if ends_alike(folder, alone) else "NO"
         least, most = min(row["seconds"]), max(row["seconds"])
         cells = [
             str(N),
@@ -155,6 +187,7 @@ def main() -> None:
             *(f"{row[key]:.0f}" for key in ("memory", "folder")),
             f"{row['report']:.2f}",
             "yes" if row["resumed"] else "NO",
+            alike,
         ]
         print(f"| {' | '.join(cells)} |", flush=True)
 

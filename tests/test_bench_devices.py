@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,6 +171,26 @@ def test_the_clock_says_of_hosts_what_its_engine_says(clock):
     clock.engine.hosts_may_be_absent = True
     parts = {"tiers": clock.tiers, "samples": clock.samples, "macs": clock.macs, "speed": clock.speed}
     assert Clock(clock.engine, **parts).hosts_may_be_absent
+
+
+def test_visits_that_mix_rounds_take_the_time_of_their_rounds(clock):
+    tasks = [training(0, 1.0, 250_000), training(1, 0.5, 125_000), training(0, 1.0, 250_000)]
+    told = []
+    visits = [
+        SimpleNamespace(model=k, host=task.host, round=k // 2, work=1.0, task=lambda task=task: task, done=told.append)
+        for k, task in enumerate(tasks)
+    ]
+    assert clock.flow is None
+
+    def flow(visits):
+        for visit in reversed(visits):
+            visit.done(visit.task().params)
+
+    clock.engine.flow = flow
+    clock.flow(visits)
+    assert clock.seconds == pytest.approx(1.56 + 0.5)
+    assert clock.sent == 2 * 4 * 625_000
+    assert len(told) == 3
 
 
 def test_what_stays_at_home_is_not_uploaded(clock):

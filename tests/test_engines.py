@@ -1,5 +1,6 @@
 """Engines: all of them give the same numbers, whoever works and in whatever order; and which one is chosen."""
 
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -261,3 +262,100 @@ def test_long_tasks_are_begun_first_and_outcomes_keep_their_order():
     engine.close()
     assert begun == [3, 2, 1]
     assert all(map(equal, outcomes, Sequential(clients, make_shop()).run(tasks)))
+
+
+# Visits of several rounds on threads
+
+
+class Stay:
+    """A visit for tests: its task waits for an event, and everybody writes down what happens."""
+
+    def __init__(self, model, host, told, *, wait=None, work=1.0, fails=False):
+        self.model, self.host, self.round, self.work = model, host, 0, work
+        self.told, self.wait, self.fails = told, wait, fails
+
+    def task(self):
+        self.told.append(("begun", self.model, self.host))
+        return Task(self, {}, host=self.host, seed=0)
+
+    def __call__(self, bench, params, shard, generator):
+        if self.wait is not None and not self.wait.wait(20):
+            raise TimeoutError("nobody went ahead")
+        return {}
+
+    def samples(self, n):
+        return n
+
+    def done(self, outcome):
+        self.told.append(("done", self.model, self.host))
+        if self.fails or isinstance(outcome, Failure):
+            raise RuntimeError(f"model {self.model}")
+
+
+@contextmanager
+def two_threads():
+    clients, shop = make_clients(FULL), make_shop(deep)
+    with opened("threads", 2, clients, shop) as threads:
+        threads.run([Task(Sgd(1, 4, 0.1), start(deep), host=0, seed=0)])  # seen to draw nothing
+        yield threads
+
+
+def test_on_threads_a_visit_does_not_wait_for_the_end_of_a_round():
+    told, event = [], threading.Event()
+    slow = Stay(0, 0, told, wait=event)
+    last = Stay(1, 3, told)
+    last.done = lambda outcome: event.set()  # the slow one ends only after the second visit of the other model
+    with two_threads() as threads:
+        threads.flow([slow, Stay(1, 1, told), last])
+    assert told.index(("begun", 1, 3)) < told.index(("done", 0, 0))
+
+
+def test_on_threads_a_visit_waits_for_its_model_and_for_its_host():
+    told = []
+    pairs = [(0, 0), (1, 1), (0, 1), (1, 0), (2, 2), (0, 2), (2, 0)]
+    with two_threads() as threads:
+        threads.flow([Stay(i, j, told) for i, j in pairs])
+    for k, (i, j) in enumerate(pairs):
+        for earlier in [pair for pair in pairs[:k] if pair[0] == i or pair[1] == j]:
+            assert told.index(("done", *earlier)) < told.index(("begun", i, j))
+    assert len(told) == 2 * len(pairs)
+
+
+def test_on_threads_visits_begin_first_that_most_work_waits_for():
+    told = []
+    with two_threads() as threads:
+        threads.flow([*(Stay(k, k, told) for k in range(3)), Stay(3, 3, told, work=2.0), Stay(2, 0, told, work=9.0)])
+    assert {row[1] for row in told[:2]} == {0, 2}  # both come before the long one
+
+
+def test_of_visits_that_fail_on_threads_the_first_of_the_schedule_is_told():
+    told, event = [], threading.Event()
+    late = Stay(2, 2, told, work=9.0)
+
+    def failed(outcome):
+        event.set()
+        raise RuntimeError("model 2")
+
+    late.done = failed
+    with two_threads() as threads, pytest.raises(RuntimeError, match="model 0"):
+        threads.flow([Stay(0, 0, told, wait=event, fails=True), Stay(1, 1, told), late, Stay(2, 3, told)])
+    assert ("begun", 2, 3) not in told
+
+
+def test_a_model_that_draws_only_sometimes_is_refused_in_visits_on_threads():
+    class Sometimes(Stay):
+        def __call__(self, bench, params, shard, generator):
+            torch.rand(1)
+            return {}
+
+    with two_threads() as threads, pytest.raises(RuntimeError, match="draws random numbers, but not always; use --en"):
+        threads.flow([Sometimes(0, 0, [])])
+
+
+def test_visits_of_models_that_draw_are_run_one_by_one_on_threads():
+    clients, told = make_clients(FULL), []
+    with opened("threads", 2, clients, make_shop(Jittery)) as threads:
+        tasks = [Task(Sgd(2, 4, 0.3), start(Jittery), host=j, seed=j) for j in range(3)]
+        visits = [SimpleNamespace(model=j, host=j, task=lambda j=j: tasks[j], done=told.append) for j in range(3)]
+        threads.flow(visits)
+    assert all(map(equal, told, Sequential(clients, make_shop(Jittery)).run(tasks)))

@@ -104,11 +104,11 @@ def test_fit_shows_its_progress_on_a_terminal_unless_it_is_quiet(monkeypatch, qu
     assert seen == [("perm", 1), ("perm", 2), ("local", 1), ("local", 2)]
 
 
-@pytest.mark.parametrize("algorithm", ["perm", "fedavg-ft"])
-def test_every_round_of_a_run_is_told(algorithm):
+@pytest.mark.parametrize(("algorithm", "engine"), [("perm", "auto"), ("perm", "threads"), ("fedavg-ft", "auto")])
+def test_every_round_of_a_run_is_told(algorithm, engine):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 3, generator=generator), torch.randint(2, (20,), generator=generator)
-    config = Config(algorithm=algorithm, steps=40, local_steps=2, epochs=2, baselines=())
+    config = Config(algorithm=algorithm, engine=engine, workers=2, steps=40, local_steps=2, epochs=2, baselines=())
     setting = from_model(nn.Linear(3, 2), [Client(train=(x, y)) for _ in range(2)], config, loss=None, metric=None)
     parts, before_first_epoch = [], []
     for _ in training.epochs(setting, algorithm, steps=40, on_steps=parts.append):

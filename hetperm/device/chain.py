@@ -103,7 +103,9 @@ class Chain(Workbench):
     def gradients(self, shard: Shard, pieces: Sequence[Tensor], chunk: int) -> Iterator[Tensor]:
         """Yield the gradient (d,) on each piece of the data. Pieces of one size are computed together."""
         x, y = shard
-        of_size = {len(piece): [k for k, other in enumerate(pieces) if len(other) == len(piece)] for piece in pieces}
+        of_size: dict[int, list[int]] = {}
+        for k, piece in enumerate(pieces):
+            of_size.setdefault(len(piece), []).append(k)
         stacks = []
         for members in of_size.values():
             rows = torch.stack([pieces[k] for k in members])

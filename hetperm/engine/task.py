@@ -1,6 +1,6 @@
 """Task: one piece of work at one host, with a seed of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,8 +60,55 @@ def longest_first(tasks: Sequence[Task], clients: Sequence[Client]) -> list[int]
     return sorted(range(len(tasks)), key=work, reverse=True)
 
 
+class Visit(Protocol):
+    """A visit of a model at a host, whose task can be made once the model's earlier visits are done.
+
+    Attributes:
+        round: the round to which it belongs.
+        work: about how long it takes, in any unit.
+    """
+
+    model: Hashable
+    host: int
+    round: int
+    work: float
+
+    def task(self) -> Task:
+        """The task, with the model as it is now."""
+
+    def done(self, outcome: Any | Failure) -> None:
+        """Take the outcome."""
+
+
+class Heard:
+    """A visit of which a listener hears, too.
+
+    Args:
+        hear: called with the visit, its task and its outcome before the visit gets that.
+    """
+
+    def __init__(self, visit: Visit, hear: Callable[[Visit, Task, Any], None]):
+        self._visit, self._hear, self._task = visit, hear, None
+        self.model, self.host, self.round, self.work = visit.model, visit.host, visit.round, visit.work
+
+    def task(self) -> Task:
+        """The task of the visit."""
+        self._task = self._visit.task()
+        return self._task
+
+    def done(self, outcome: Any | Failure) -> None:
+        """Hand on the outcome."""
+        task, self._task = self._task, None
+        self._hear(self._visit, task, outcome)
+        self._visit.done(outcome)
+
+
 class Engine(Protocol):
-    """The interface of all engines."""
+    """The interface of all engines.
+
+    An engine may also have a method ``flow(visits)``, which runs visits of several rounds, each as soon as its model
+    and its host have done what comes before it.
+    """
 
     def run(self, tasks: Sequence[Task]) -> list[Any | Failure]:
         """The outcomes of the tasks, in order; a Failure for a task that raised an error."""

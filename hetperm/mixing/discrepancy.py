@@ -88,6 +88,8 @@ class Distances:
         chunks = [_checked(chunk, len(chunks[0])) for chunk in chunks if chunk.shape[-1]]
         if not chunks:
             raise ValueError("there are no gradients to compare")
+        if sum(chunk.shape[1] for chunk in chunks) <= _columns(len(chunks[0])):
+            chunks = [torch.cat(chunks, 1)]  # one product, which needs no sum in float64
         rank = torch.zeros(len(chunks[0]), dtype=torch.long, device=chunks[0].device)
         for chunk in chunks:
             rank = _rank(chunk, rank)
@@ -219,9 +221,14 @@ def reordered(zeta: "Tensor | Distances", order: Tensor) -> "Tensor | Distances"
 
 def _centred(chunk: Tensor, order: Tensor) -> Iterator[Tensor]:
     """Yield pieces (N, columns) of a chunk, sorted, minus their mean: what gradients share would swallow digits."""
-    for x in chunk.split(max(1, min(COLUMNS, ENTRIES // len(chunk))), dim=1):
+    for x in chunk.split(_columns(len(chunk)), dim=1):
         x = x.to(torch.promote_types(x.dtype, torch.float32))[order]
         yield x.sub_(x.mean(0))  # in place: x is a copy, made by the indexing
+
+
+def _columns(N: int) -> int:
+    """How many coordinates of N clients are multiplied at once."""
+    return max(1, min(COLUMNS, ENTRIES // N))
 
 
 def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hetperm.device.gradients import Report
-from hetperm.engine.task import Engine, Failure, Task
+from hetperm.engine.task import Engine, Failure, Heard, Task, Visit
 from hetperm.profile import Tier
 
 
@@ -90,16 +92,36 @@ class Clock:
         outcomes = self.engine.run(tasks)
         busy: dict[int, float] = {}  # host -> its seconds: tasks of one host follow each other
         for task, outcome in zip(tasks, outcomes, strict=True):
-            j, down = task.host, size(task.params)
-            # A task that failed was sent its model all the same, and sends nothing back.
-            up = size(outcome) if self.uploads else 0
-            samples = task.update.samples(self.samples[j])
-            seconds = self.speed.seconds(self.tiers[j], self.macs(task.width), samples, down=down, up=up)
-            busy[j] = busy.get(j, 0.0) + seconds
-            self.sent += down + up
+            busy[task.host] = busy.get(task.host, 0.0) + self._seconds(task, outcome)
         # Hosts work at the same time, so the slowest one ends the round.
         self.seconds += max(busy.values(), default=0.0)
         return outcomes
+
+    @property
+    def flow(self) -> Callable[[Sequence[Visit]], None] | None:
+        """Runs visits of several rounds; None if the other engine cannot, or its hosts may be absent."""
+        inner = None if self.hosts_may_be_absent else getattr(self.engine, "flow", None)
+        return None if inner is None else partial(self._flow, inner)
+
+    def _flow(self, inner: Callable[[Sequence[Visit]], None], visits: Sequence[Visit]) -> None:
+        busy: dict[int, float] = {}  # by the identity of a visit
+
+        def hear(visit: Visit, task: Task, outcome: Any) -> None:
+            busy[id(visit)] = self._seconds(task, outcome)
+
+        inner([Heard(visit, hear) for visit in visits])
+        # A round takes as long as its slowest host, however the visits of several rounds were mixed here.
+        for _, row in groupby(visits, key=lambda visit: visit.round):
+            self.seconds += max(busy[id(visit)] for visit in row)
+
+    def _seconds(self, task: Task, outcome: Any) -> float:
+        """The time that a device would take for a task; its bytes are counted."""
+        j, down = task.host, size(task.params)
+        # A task that failed was sent its model all the same, and sends nothing back.
+        up = size(outcome) if self.uploads else 0
+        self.sent += down + up
+        samples = task.update.samples(self.samples[j])
+        return self.speed.seconds(self.tiers[j], self.macs(task.width), samples, down=down, up=up)
 
     def close(self) -> None:
         """Close the other engine."""

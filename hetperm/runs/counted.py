@@ -1,9 +1,10 @@
 """An engine that tells how far a method is, round by round: in its warm-up, in its epochs and in fine-tuning."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from hetperm.engine.task import Engine, Task
+from hetperm.engine.task import Engine, Heard, Task, Visit
 from hetperm.runs.setting import Setting
 
 
@@ -23,11 +24,23 @@ class Counted:
     def run(self, tasks: Sequence[Task]) -> list[Any]:
         """The outcomes of the tasks."""
         outcomes = self._engine.run(tasks)
+        self._count(tasks)
+        return outcomes
+
+    @property
+    def flow(self) -> Callable[[Sequence[Visit]], None] | None:
+        """Runs visits of several rounds; None if the engine cannot."""
+        inner = getattr(self._engine, "flow", None)
+        return None if inner is None else partial(self._flow, inner)
+
+    def _flow(self, inner: Callable[[Sequence[Visit]], None], visits: Sequence[Visit]) -> None:
+        inner([Heard(visit, lambda visit, task, outcome: self._count([task])) for visit in visits])
+
+    def _count(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             n = self._sizes[task.host]
             self._spent += task.update.samples(n) / min(self._batch, n)
         self._tell(min(1.0, self._spent / self._total))
-        return outcomes
 
     def close(self) -> None:
         """End the engine's workers."""

@@ -192,7 +192,7 @@ def epochs(
         _opened(sized, base=min(setting.model_widths(name)) if method.one_size else 1.0) as engine,
     ):
         budget = config.steps or (0 if method.mixes else steps)
-        if on_steps is not None and budget and not hasattr(engine, "flow"):
+        if on_steps is not None and budget and setting.nodes is None:
             spent = 0.0 if saved is None else saved.state.work.client_steps
             engine = Counted(engine, sized, budget, spent, on_steps)
         watch = _watch(sized, engine, saved)

@@ -127,10 +127,7 @@ class Federation:
         """Run tasks that return one model or several; raise an error if any of these is not finite."""
         outcomes = self.run(tasks, round=round)
         for task, outcome in zip(tasks, outcomes, strict=True):
-            # Some updates return several models, such as pFedMe's local and personal ones.
-            for params in outcome if isinstance(outcome, tuple) else (outcome,):
-                if params is not None:
-                    check_finite(params, task.label, _blame(task))
+            check_trained(task, outcome)
         return outcomes
 
     def train_at_home(self, updates: Sequence[Update], models: Sequence[Params], *, round: int) -> list[Any]:
@@ -159,6 +156,14 @@ class Federation:
         clients = enumerate(zip(self.clients, updates, strict=True))
         tasks = [Task(update, {}, host=i, seed=0, width=client.width) for i, (client, update) in clients]
         return self.work_of(tasks, batch_size, outcomes)
+
+
+def check_trained(task: Task, outcome: Any) -> None:
+    """Raise an error if a model that came of a task is not finite."""
+    # Some updates return several models, such as pFedMe's local and personal ones.
+    for params in outcome if isinstance(outcome, tuple) else (outcome,):
+        if params is not None:
+            check_finite(params, task.label, _blame(task))
 
 
 def _blame(task: Task) -> str:

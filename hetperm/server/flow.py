@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hetperm.device.updates import Update
 from hetperm.engine.task import Absent, Failure, Task
 from hetperm.params import Params, num_bytes
-from hetperm.server.federation import Federation
+from hetperm.server.federation import Federation, check_trained
 
 
 class Planned(Protocol):
@@ -53,7 +53,7 @@ def carried_out(
         for (round, _), row in zip(plan, steps, strict=True):
             here = federation.present(round)
             for step in row:
-                step.away = not here[step.host]
+                step.round, step.away = round, not here[step.host]
             if federation.pace is not None:
                 # Round by round, before any begins: how far the run is must not depend on who is quick.
                 asked = [step for step in row if not step.away]
@@ -84,6 +84,7 @@ class Step:
     Attributes:
         sent: bytes of the model that came back; None if none did.
         light: the task without its model, once it was made.
+        round: the round to which it belongs.
         away: whether the host is not there in this round.
         update: what the host does, with the recipe of the run; None: what the task says.
     """
@@ -94,6 +95,7 @@ class Step:
     put: Callable[[Any, Params], None]
     sent: int | None = None
     light: Task | None = None
+    round: int = 0
     away: bool = False
     update: Update | None = None
 
@@ -106,6 +108,12 @@ class Step:
     def host(self) -> int:
         """Where it goes."""
         return self.visit.j
+
+    @property
+    def work(self) -> float:
+        """About how long it takes: multiply-adds grow with the square of the width that both can hold."""
+        clients = self.federation.clients
+        return min(clients[self.model].width, clients[self.host].width) ** 2
 
     def task(self) -> Task:
         """The task, with the model as it is now."""
@@ -121,5 +129,6 @@ class Step:
             if not isinstance(outcome.error, Absent):
                 raise RuntimeError(f"{outcome.task.label}: {outcome.error}") from outcome.error
             return
+        check_trained(self.light, outcome)
         self.sent = num_bytes(outcome)
         self.put(self.visit, outcome)
