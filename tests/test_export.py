@@ -100,13 +100,18 @@ def test_a_command_writes_verified_files_that_open_without_hetperm(run_folder, t
     assert b"linear" in contents
 
 
-def test_the_runs_own_folder_stays_whole_and_holds_the_files(copied, monkeypatch, capsys):
+def test_the_runs_own_folder_stays_whole_and_holds_the_files(copied, monkeypatch, capsys, caplog):
     from hetperm.runs import files
 
     accepted(monkeypatch)
     assert command(copied) == 0
     assert len(list((copied / "exports").glob("*.pt2"))) == 6
     assert files.is_whole(copied)
+    assert not caplog.records
+    with open(copied / "config.toml", "a") as file:
+        file.write("# edited\n")
+    assert command(copied, "--client", "0") == 0
+    assert "not as the run wrote it, going by checksums.txt: config.toml" in caplog.text
 
 
 def test_a_tier_is_exported_alone(run_folder, tmp_path, monkeypatch, capsys):

@@ -155,7 +155,7 @@ def test_folders_that_are_none_are_refused(tmp_path):
     ("kind", "given", "sentence"),
     [
         (NodeOptions, {"width": 0.0}, "--width is 0"),
-        (NodeOptions, {"device_mb": -1.0}, "--device_mb is -1"),
+        (NodeOptions, {"device_mb": -1.0}, "--device-mb is -1"),
         (ServeOptions, {"quorum": 2.0}, "--quorum is 2"),
         (ServeOptions, {"deadline": 0.0}, "--deadline is 0"),
         (DeployOptions, {"widths": (1.0, 2.0)}, "--widths is 2"),

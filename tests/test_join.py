@@ -278,7 +278,7 @@ BAD = [
     ("RUN --data shape.npz --width 1", "has shape (3,) and the run's model takes (1, 8, 8)"),
     ("RUN --data label.npz --width 1", "the labels of train hold 10 and the run has classes 0 to 9"),
     ("RUN --data bytes.npz --width 1", "x is uint8; join takes inputs as the run's model takes them"),
-    ("RUN --data text.npz --width 1", "text.npz cannot be read as an npz file"),
+    ("RUN --data text.npz --width 1", "text.npz is no npz file (a zip archive of arrays)"),
     ("RUN --data nan.npz --width 1", "nan.npz: train inputs are not finite"),
     ("RUN --data none-of-it.npz --width 1", "none-of-it.npz: train is empty"),
     ("--data d.npz", "which run?"),
@@ -374,6 +374,15 @@ def test_who_refuses_a_ruined_run_in_one_sentence(name, ruin, sentence, folder, 
     assert guarded(who.main, [str(folder), "--client", "0"]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
+
+
+def test_a_run_of_which_no_page_can_be_written_is_not_joined(finished, folder, tmp_path, capsys):
+    path = data_file(tmp_path / "d.npz", finished[1][0])
+    (folder / "warnings.txt").write_bytes(b"\xff")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert guarded(join_command.main, [str(folder), "--data", str(path), "--width", "1"]) == 2
+    assert "warnings.txt cannot be read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_who_says_that_a_file_is_not_as_the_run_wrote_it(folder, capsys, caplog):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from PIL import Image
 from summaries import GROUPS, TIERS, clients, several, single
 
@@ -276,6 +277,12 @@ def test_colours_can_be_told_apart():
     pairs = itertools.combinations(pictures.COLOURS.items(), 2)
     close = [(a, b) for (a, one), (b, other) in pairs if np.linalg.norm(lab(one) - lab(other)) < 20]
     assert close == []
+
+
+def test_letters_that_the_font_lacks_are_no_warning():
+    figure = Figure(figsize=(1, 1))
+    figure.text(0, 0, "端末")
+    assert pictures.png(figure)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ def main(args: Sequence[str]) -> None:
     options = Options(**given)
     from hetperm.federated import kept
     from hetperm.report import grid
+    from hetperm.runs import files
     from hetperm.runs.export.export import export_folder
 
     folder = folder_of(args[0])
@@ -35,6 +36,7 @@ def main(args: Sequence[str]) -> None:
         data = kept.data_of(folder) if kept.is_node(folder) else None
         exported = export_folder(folder, options, lambda one: show(f"client {one.client} is done"), data)
     console.say(grid.terminal(_table(exported, options)))
+    files.warn_of_altered(folder)
     for one in exported:
         if one.check.fault:
             console.say(f"not written: client {one.client}: {one.check.fault}")

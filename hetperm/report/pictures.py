@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,10 @@ SLICING = ("ditto", "fedrep", "heterofl", "heterofl-clustered", "fedrolex", "fed
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file, with the same bytes for the same figure."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})  # the version of matplotlib stays out
+    with warnings.catch_warnings():
+        # The name of a tier may have letters that the font lacks: they are boxes in the picture, and right on the page.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(file, format="png", dpi=150, metadata={"Software": None})  # the version of matplotlib stays out
     return file.getvalue()
 
 

@@ -25,7 +25,7 @@ from hetperm.metrics import METRICS, Metric, Score, metric_of
 from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite
 from hetperm.randomness import generator_for, seed_for
-from hetperm.report import page
+from hetperm.report import contents, details, page
 from hetperm.report.contents import read_csv, read_summary
 from hetperm.runs import blend, client_models, files, joined, newcomer, server_file, setting
 from hetperm.runs.building import build
@@ -305,6 +305,7 @@ def _check_folder(folder: Path) -> None:
             f"{folder} is no finished run, or a file of it was changed (checksums.txt); "
             f"`hetperm train --resume --out {folder}` with its settings finishes or mends it"
         )
+    details.runs_of(folder, contents.read(folder))  # likewise: the page is written when the client has joined
 
 
 def read_run(folder: Path, *, model: nn.Module | None = None, loss: Loss | None = None, metric: Any = None) -> Run:
