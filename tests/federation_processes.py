@@ -186,11 +186,12 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(place, nodes, simula
 
 
 def test_a_node_that_dies_in_the_warm_up_is_absent_in_every_phase(place, nodes):
-    watch = Watch(lambda event: event["event"] == "sent" and "round 0" in event["detail"], lambda: end(nodes, 1))
+    end(nodes, 1)
+    nodes[1], watch = odd_node(place, 1, "dies"), Watch()
     try:
         run = served(place, "dead", watch, patience=5.0)
     finally:
-        nodes[1] = local.start_node(place, 1)
+        restart(place, nodes, 1)
     assert "did not come back within 5 s" in watch.of("absent")[0]["detail"]
     with (run / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))

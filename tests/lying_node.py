@@ -1,8 +1,10 @@
-"""A node process that does not do what it should: ``lying_node.py FOLDER nan|shape|width|garbage|slow|halts|ahead``.
+"""A node process that does not do what it should: ``lying_node.py FOLDER LIE``, a name of `LIES` or one of these.
 
+``garbage`` sends answers that Flower cannot read.
 ``ahead`` has a clock that is a minute ahead.
 ``slow`` never answers a visit; it leaves a file named ``working`` in the folder when it is in the midst of one.
 ``halts`` stops itself (SIGSTOP) once, when it has uploaded the first object of its answer to a visit.
+``dies`` kills itself (kill -9) when it is handed its task of the first global round.
 """
 
 import datetime
@@ -82,7 +84,10 @@ def main(folder: Path, lie: str) -> None:
         fleet.flower.push_objects = halting
 
     def handle(content: bytes) -> bytes:
-        if " at host " in str(packet.read(content)[0].get("tasks")):
+        tasks = str(packet.read(content)[0].get("tasks"))
+        if lie == "dies" and "global round 0" in tasks:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if " at host " in tasks:
             visits.append(1)
             if lie == "slow":
                 (folder / "working").touch()
