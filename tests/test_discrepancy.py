@@ -311,3 +311,10 @@ def test_distances_row_by_row_refuse_what_the_matrix_refuses():
     for gradients, words in ((bad, "client 3 is not finite"), (torch.zeros(3, 0), "no gradients")):
         with pytest.raises(ValueError, match=words):
             discrepancy.Distances(gradients)
+
+
+def test_short_gradients_of_several_models_are_compared_in_one_product():
+    one, other = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    both = discrepancy.Distances([one, other])
+    assert len(both._pieces) == 1
+    assert torch.equal(both[:], discrepancy.Distances(torch.cat([one, other], 1))[:])
