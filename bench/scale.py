@@ -28,10 +28,9 @@ COLUMNS = (
     "clients", "group mass", "partners", "epoch, s (least to most)", "CPU of it, s", "above imports, MB", "folder, MB",
     "report, MB", "resumed", "as if alone",
 )  # fmt: skip
-SHARE = 0.35  # among a thousand groups some are so near that 0.7, the default of sketches, joins strangers in a chain
 
 
-def child(N: int, folder: Path, epochs: int, share: float) -> None:
+def child(N: int, folder: Path, epochs: int, share: float | str) -> None:
     """Run or resume N clients; print a line of JSON when it begins, after every epoch, and at the end."""
     import torch
 
@@ -152,13 +151,13 @@ def main() -> None:
     parser.add_argument("--alpha", action="store_true", help="only what the server does with sketches")
     parser.add_argument("--out", type=Path, help="the folder for the runs; those of before are removed")
     parser.add_argument("--epochs", type=int, default=5, help="at least 2: the first is before the kill")
-    parser.add_argument("--share", type=float, default=SHARE, help="how much difference is worth sharing")
+    parser.add_argument("--share", type=float, help="how much difference is worth sharing; without it, the default")
     parser.add_argument("--alone", action="store_true", help="run once more without a kill, and compare")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     if args.child:
-        child(args.child, args.out, args.epochs, args.share)
+        child(args.child, args.out, args.epochs, "look-ahead" if args.share is None else args.share)
         return
     if args.alpha:
         print("| clients | alpha, s | rates, s | 100 rows x 11 shares, s | schedule, s | group mass |\n|" + "--:|" * 6)
@@ -170,7 +169,8 @@ def main() -> None:
     print(f"| {' | '.join(COLUMNS)} |\n|{'--:|' * len(COLUMNS)}", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     for N in args.sizes:
-        folder, options = args.out / str(N), ["--epochs", str(args.epochs), "--share", str(args.share)]
+        folder, options = args.out / str(N), ["--epochs", str(args.epochs)]
+        options += [] if args.share is None else ["--share", str(args.share)]
         row = run(N, folder, options, args.epochs)
         alike = "-"
         if args.alone:

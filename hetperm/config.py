@@ -209,8 +209,8 @@ class Config:
         float | Literal["look-ahead"], number(lambda x: x >= 0, "'look-ahead' or a number of at least 0")
     ] = "look-ahead"
     """How different clients may be and still learn from each other, in units of gradient noise; 0: everybody alone;
-    look-ahead: chosen by the loss one step ahead, on validation data or held-out training data. Only with
-    --regularization noise."""
+    look-ahead: chosen by the loss one step ahead, on validation data or held-out training data (0.35 where nobody can
+    look: with --sketch or --discrepancy masked). Only with --regularization noise."""
     noise_batches: Annotated[int, whole(2, 1_000_000)] = 8
     """Micro-batches from which a client estimates the noise of its gradient."""
     alpha_steps: Annotated[int | None, whole(1, 1_000_000)] = None

@@ -27,7 +27,6 @@ from federation import (
 )
 from test_laws import Shuffling, by_key
 
-from hetperm import mixing
 from hetperm.algorithms import perm
 from hetperm.algorithms.steps import num_rounds
 from hetperm.device.gradients import BatchGradient, ReportGradient, StepLosses
@@ -215,7 +214,7 @@ def test_rules_that_know_no_share_do_not_look(regularization):
 @pytest.mark.parametrize("change", [{"discrepancy": "masked"}, {"sketch": 16}])
 def test_without_a_common_model_and_whole_gradients_it_cannot_look(change):
     blind = make_method("perm", make_clients(), **AHEAD | change).begin()
-    fixed = make_method("perm", make_clients(), **AHEAD | change | {"share": mixing.SHARE}).begin()
+    fixed = make_method("perm", make_clients(), **AHEAD | change | {"share": perm.BLIND_SHARE}).begin()
     assert torch.equal(blind.alpha, fixed.alpha) and "look ahead" not in blind.memory
 
 

@@ -28,6 +28,7 @@ from hetperm.server.weights import visit_rates, weights_among
 from hetperm.state import State, Work, tail_begins
 
 WARMUP_ROUNDS = 30  # if neither rounds nor steps are given
+BLIND_SHARE = 0.35  # if clients cannot look ahead; with 0.7, some of ten thousand take in strangers by the hundred
 LOOK_AHEAD, RATES, TOUR = "look ahead", "rates", "tour"  # keys of State.memory
 
 
@@ -230,9 +231,9 @@ def _on_tour(state: State, rates: Tensor) -> State:
 
 
 def chosen_share(memory: Mapping[str, Params]) -> float:
-    """The share that the look ahead chose; the one that fits clients in groups, if it could not look."""
+    """The share that the look ahead chose; a cautious one if nobody could look."""
     if LOOK_AHEAD not in memory:
-        return mixing.SHARE
+        return BLIND_SHARE
     table = memory[LOOK_AHEAD]
     return float(table["shares"][int(table["chosen"])])
 
