@@ -371,10 +371,11 @@ def presence_of(config: Config) -> Presence:
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
     """Yield the clients, each with a key: its own, or its position."""
-    keys = [i if client.key is None else client.key for i, client in enumerate(clients)]
-    for i, (client, key) in enumerate(zip(clients, keys)):
-        if keys.index(key) != i:
-            raise ValueError(f"clients {keys.index(key)} and {i} have the same key {key}; keys tell clients apart")
+    owners: dict[int, int] = {}  # key -> the first client that has it
+    for i, client in enumerate(clients):
+        key = i if client.key is None else client.key
+        if owners.setdefault(key, i) != i:
+            raise ValueError(f"clients {owners[key]} and {i} have the same key {key}; keys tell clients apart")
         yield replace(client, key=key)
 
 
