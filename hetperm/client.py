@@ -10,7 +10,19 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hetperm.shards import Batch, Inputs, Shard, Stored, View, as_shard, kind_of, size_of, tensors_of
+from hetperm.shards import (
+    CLEAN,
+    Batch,
+    Inputs,
+    Shard,
+    Stored,
+    View,
+    as_shard,
+    kind_of,
+    named_tensors,
+    not_finite,
+    size_of,
+)
 from hetperm.texts import shown
 
 Pair = Batch | View  # inputs (n, ...) and labels (n, ...) in memory
@@ -121,7 +133,7 @@ def _fault(shard: object) -> str | None:
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and _are_batches(pair[0]) and _is_batch(pair[1])):
         return f"must be a pair of tensors, inputs and labels, samples first; got {kind_of(shard)} (or give a Dataset)"
     several = not isinstance(pair[0], Tensor)
-    tensors = [*(("inputs", x) for x in tensors_of(pair[0])), ("labels", pair[1])]
+    tensors = named_tensors(pair)
     for label, tensor in tensors:
         if tensor.is_meta:
             return f"{label} are on the meta device, which holds no numbers; give them on a real one"
@@ -136,11 +148,11 @@ def _fault(shard: object) -> str | None:
     # Of the shard, not of the pool: a view may be empty although its pool is not.
     if size_of(shard) == 0:
         return _EMPTY
-    # The pool of a view is checked once where it is made; checking it here would repeat that for every client.
-    for label, tensor in tensors if not isinstance(shard, View) else ():
-        if not _finite(tensor):
-            row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[0])
-            return f"{label} are not finite (first in sample {row})"
+    for label, tensor in tensors:
+        # Of a pool that is not finite the rows of a view may be.
+        wrong = not _finite(tensor) and not_finite(tensor[shard.rows] if isinstance(shard, View) else tensor)
+        if wrong:
+            return f"{label} hold {wrong[1]} (first in sample {wrong[0]}); {CLEAN}"
     return None
 
 
@@ -173,8 +185,7 @@ def _finite(tensor: Tensor) -> bool:
     # Remembered: many clients share a test pool, and every `replace` of a client checks it anew.
     if not tensor.is_floating_point() or _FINITE.get(tensor) == tensor._version:
         return True
-    # A finite sum settles it ten times faster; a sum may also overflow, hence the second look.
-    finite = bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    finite = not_finite(tensor) is None
     if finite:
         _FINITE[tensor] = tensor._version
     return finite

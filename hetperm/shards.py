@@ -24,6 +24,7 @@ from hetperm.texts import shown
 Inputs = Tensor | tuple | dict  # what a model takes: a tensor (n, ...), or several
 Batch = tuple[Inputs, Tensor]  # inputs and labels, in memory
 LABELS = ("labels", "label")  # the keys of a dict batch that hold its labels
+CLEAN = "leave such samples out, or replace the value"
 
 
 # eq=False, here and below: comparing tensors gives tensors, so a generated == could not answer yes or no.
@@ -89,7 +90,14 @@ class Stored:
         inputs, labels = _pair(default_collate(samples) if self.collate is None else self.collate(samples))
         if len(labels) != len(rows):
             raise ValueError(f"a batch of {len(rows)} samples has {len(labels)} labels; collate must keep every sample")
-        return mapped(self._placed, inputs), self._placed(labels)
+        batch = mapped(self._placed, inputs), self._placed(labels)
+        for part, x in named_tensors(batch):
+            wrong = not_finite(x)
+            if wrong:
+                # Inputs that collate makes need not have a row for every sample.
+                sample = f"sample {rows[wrong[0]]}" if x.shape[:1] == (len(rows),) else f"the batch of sample {rows[0]}"
+                raise ValueError(f"{part} of {sample} of the Dataset hold {wrong[1]}; {CLEAN}")
+        return batch
 
     def _placed(self, x: Tensor) -> Tensor:
         return x.detach().to(self.device, self.dtype if x.is_floating_point() else None)
@@ -129,6 +137,25 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     found: list[Tensor] = []
     mapped(found.append, inputs)
     return found
+
+
+def named_tensors(batch: Batch) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch, each under the name "inputs" or "labels"."""
+    return [*(("inputs", x) for x in tensors_of(batch[0])), ("labels", batch[1])]
+
+
+def not_finite(x: Tensor) -> tuple[int, float] | None:
+    """The first row (n, ...) that holds nan, inf or -inf, and that value; None if all numbers are finite.
+
+    Example:
+        >>> not_finite(torch.tensor([[1.0, 2.0], [torch.inf, torch.nan]]))
+        (1, inf)
+    """
+    # A finite sum settles it ten times faster; a sum may also overflow, hence the second look.
+    if not x.is_floating_point() or x.sum().isfinite() or x.isfinite().all():
+        return None
+    row, *place = (~torch.atleast_1d(x).isfinite()).nonzero()[0].tolist()
+    return row, float(torch.atleast_1d(x)[row, *place])
 
 
 def size_of(shard: Shard) -> int:

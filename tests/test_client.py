@@ -57,8 +57,8 @@ ZEROS = torch.zeros(3, dtype=torch.long)
         ({"train": (torch.zeros(3, 2), ZEROS[:2])}, "client 7: train has 3 inputs and 2 labels"),
         ({"val": (torch.zeros(3, 3), ZEROS.int())}, "client 7: val labels are torch.int32; convert classes with .long"),
         ({"train": (torch.zeros(3, 2).byte(), ZEROS)}, "client 7: train inputs are torch.uint8; convert .* .float"),
-        ({"train": (NAN, ZEROS)}, r"client 7: train inputs are not finite \(first in sample 1\)"),
-        ({"test": (torch.zeros(3, 3), NAN[:, 0])}, r"client 7: test labels are not finite \(first in sample 1\)"),
+        ({"train": (NAN, ZEROS)}, r"client 7: train inputs hold nan \(first in sample 1\); leave such samples out"),
+        ({"test": (torch.zeros(3, 3), NAN[:, 0])}, r"client 7: test labels hold nan \(first in sample 1\); leave"),
         ({"test": pair(shape=(4,))}, r"client 7: an input of test has shape \(4,\) and one of train \(3,\)"),
         ({"width": 0}, r"client 7: width 0 is outside \(0, 1\]"),
         ({"width": 1.5}, r"client 7: width 1.5 is outside \(0, 1\]"),
@@ -145,3 +145,10 @@ def test_clients_score_on_views_and_pools_stay_shared_when_pickled_together():
 def test_an_empty_view_is_refused():
     with pytest.raises(ValueError, match="client 3: test is empty"):
         Client(pair(), test=View(pair(), torch.tensor([], dtype=torch.long)), key=3)
+
+
+def test_a_view_of_rows_that_are_not_finite_is_refused_and_others_of_that_pool_are_not():
+    pool = torch.tensor([[1.0] * 3, [2.0] * 3, [torch.inf] * 3]), torch.zeros(3)
+    assert Client(pair(), test=View(pool, torch.tensor([1, 0]))).test.pool is pool
+    with pytest.raises(ValueError, match=r"client 3: test inputs hold inf \(first in sample 1\)"):
+        Client(pair(), test=View(pool, torch.tensor([0, 2])), key=3)

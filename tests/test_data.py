@@ -361,6 +361,21 @@ def test_images_that_do_not_fit_into_memory_once_they_are_resized_are_refused(mo
     load("digits", **asked, image_size=10)
 
 
+def test_synthetic_clients_whose_samples_do_not_fit_into_memory_are_refused_before_they_are_drawn(monkeypatch):
+    few = load("synthetic", num_clients=2, partition=None, seed=0, samples_per_client=10, validation_share=0.5)
+    size = sum(x.nbytes + y.nbytes for client in few.clients for x, y in (client.train, client.val, client.test))
+    asked = {"name": "synthetic", "partition": None, "seed": 0, "samples_per_client": 10, "validation_share": 0.5}
+    monkeypatch.setattr("hetperm.data.available_bytes", lambda: size)
+    load(**asked, num_clients=2)
+    message = (
+        "the samples of 100000 clients take 23.4 GB and 0.000469 GB of memory are free; take fewer clients, or lower"
+    )
+    with pytest.raises(ValueError, match=message):
+        load(**asked, num_clients=100_000)
+    with pytest.raises(ValueError, match="the samples of 3 clients take"):
+        load(**asked, num_clients=3)
+
+
 # Files
 
 

@@ -1,6 +1,8 @@
 """Packets over Flower's own messages, on a grid in this process. Left out where Flower is not installed."""
 
 import datetime
+import errno
+import os
 import re
 import ssl
 import subprocess
@@ -9,6 +11,7 @@ from collections.abc import Iterable
 from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from flower_loopback import FIRST, nodes_of, same_models, settled, small, trained
@@ -234,6 +237,19 @@ def test_a_job_runs_from_beginning_to_end_and_is_resumed(tmp_path):
     apps.run_job(GridPost(grid), config, {**job, "resume": True}, events)
     assert files.is_whole(tmp_path / "run")
     assert events.read_text().count('"event": "finished"') == 2
+
+
+def test_a_deployment_that_cannot_be_written_names_its_folder_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OSError, match=r"^cannot make the folder \S+/file/fed \(Not a directory\); name another folder$"
+    ):
+        deploy(DeployOptions(folder=tmp_path / "file" / "fed"))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / ".fed.1" / "README"))
+    monkeypatch.setattr("shutil.copy", Mock(side_effect=full))
+    with pytest.raises(OSError, match=r"^cannot make the folder \S+/fed \(No space left on device\)"):
+        deploy(DeployOptions(folder=tmp_path / "fed"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_deployment_has_what_every_machine_needs_and_no_more(tmp_path):

@@ -279,7 +279,7 @@ BAD = [
     ("RUN --data label.npz --width 1", "the labels of train hold 10 and the run has classes 0 to 9"),
     ("RUN --data bytes.npz --width 1", "x is uint8; join takes inputs as the run's model takes them"),
     ("RUN --data text.npz --width 1", "text.npz is no npz file (a zip archive of arrays)"),
-    ("RUN --data nan.npz --width 1", "nan.npz: train inputs are not finite"),
+    ("RUN --data nan.npz --width 1", "nan.npz: train inputs hold nan (first in sample 0)"),
     ("RUN --data none-of-it.npz --width 1", "none-of-it.npz: train is empty"),
     ("--data d.npz", "which run?"),
 ]

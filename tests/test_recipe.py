@@ -434,3 +434,10 @@ def test_a_users_function_changes_what_local_steps_see_and_not_what_they_draw():
     moved = (shard[0] + 1, shard[1])
     assert_same(ours, torch_loop(module, Recipe(), moved, drawn(21), pieces=2))
     assert seen == [4, 4] * STEPS
+
+
+def test_a_users_function_that_makes_nan_is_named():
+    module, recipe = network(), Recipe(augment="own")
+    bench = Workshop(module, F.cross_entropy, augment=lambda x, y, generator: (x * torch.nan, y)).full
+    with pytest.raises(ValueError, match=r"^augment returns inputs that hold nan; let it return finite numbers$"):
+        Sgd(STEPS, SIZE, LR, cap=0.2, recipe=recipe)(bench, bench.take(), data(), torch.Generator())

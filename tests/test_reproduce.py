@@ -56,7 +56,6 @@ def test_what_needs_a_path_is_skipped_with_a_sentence_and_runs_when_it_is_given(
     (phones,) = (case.config for case in read_plan("hetero", replace(GIVEN, quick=True)).cases if case.name == "phones")
     assert (phones.num_clients, phones.samples_per_client) == (30, None)  # they come as they are, also to a quick look
     assert with_paths["cifar10-classes-2"] == "npz:a.npz"
-    assert not read_plan("femnist", Options()).cases
 
 
 def test_flags_choose_settings_methods_and_steps():
@@ -494,7 +493,30 @@ def test_tuning_writes_what_it_chose_and_every_point_and_reproducing_reads_it(tm
     assert "written to" in capsys.readouterr().out
 
 
-def test_an_experiment_without_its_data_says_so_and_writes_nothing(tmp_path, capsys):
-    assert guarded(main, ["femnist", "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out == "femnist is skipped: it needs --leaf PATH\n"
+def test_all_experiments_but_those_without_their_data_are_run(monkeypatch, capsys):
+    started = []
+
+    def start(plan, **others):
+        started.append(plan.experiment)
+        raise ValueError("not now")
+
+    monkeypatch.setattr("hetperm.runs.reproduce.session.opened", start)
+    monkeypatch.setattr(experiments, "check_data", lambda plan: None)
+    assert guarded(main, ["all", "--quick"]) == 2
+    said = capsys.readouterr()
+    assert "femnist: nothing to run; femnist is skipped: it needs --leaf PATH\n" in said.out
+    assert started == [name for name in EXPERIMENTS if name not in ("cifar10", "femnist", "natural")]
+    assert "femnist" not in said.err and said.err.count("not now") == len(started)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "flags"),
+    [("cifar10", ["--cifar10"]), ("femnist", ["--leaf"]), ("natural", ["--phones", "--roles"])],
+)
+@pytest.mark.parametrize("action", [[], ["tune"]])
+def test_an_experiment_without_its_data_names_the_flags_and_writes_nothing(action, experiment, flags, tmp_path, capsys):
+    assert guarded(main, [*action, experiment, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: nothing to run; ") and said.err.count("\n") == 1 and not said.out
+    assert re.findall("is skipped: it needs (--[a-z0-9]+) PATH", said.err) == flags
     assert not (tmp_path / "out").exists()

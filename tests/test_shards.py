@@ -195,7 +195,7 @@ class Endless(Dataset):
         ({"train": (np.zeros((2, 3), np.uint8), np.zeros(2, int))}, "train inputs are torch.uint8; convert"),
         ({"train": ({}, Y)}, "train must be a pair of tensors, .*; got tuple of dict, Tensor"),
         ({"train": ((X, X[:3]), Y)}, "train has 3 inputs and 11 labels"),
-        ({"train": ((X, X * torch.inf), Y)}, r"train inputs are not finite \(first in sample 0\)"),
+        ({"train": ((X, X * torch.inf), Y)}, r"train inputs hold nan \(first in sample 0\)"),
         ({"train": (X, Y), "collate": 3}, "collate is 3; it must be a function, or None"),
     ],
 )
@@ -226,6 +226,37 @@ def test_a_batch_that_is_no_pair_is_refused_before_training(sample, collate, mes
 
     with pytest.raises(ValueError, match=rf"^the Dataset of client 0 cannot be read \({message}"):
         fit(nn.Linear(2, 3), [Client(Bad(), collate=collate)], Config(baselines=()))
+
+
+def spoiled(row: int, value: float = torch.nan) -> TensorDataset:
+    x = X.clone()
+    x[row, 1] = value
+    return TensorDataset(x / 11, Y % 3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_sample_of_a_dataset_that_is_not_finite_is_named_when_it_is_read(value):
+    shard = Stored(spoiled(7, value))
+    assert size_of(read(first(shard, 7))) == 7
+    with pytest.raises(ValueError, match=f"^inputs of sample 7 of the Dataset hold {value}; leave such samples out"):
+        rows_of(shard, torch.tensor([2, 7]))
+    with pytest.raises(ValueError, match=r"^labels of sample 4 of the Dataset hold nan"):
+        read(Stored(TensorDataset(X, torch.where(Y == 4, torch.nan, 1.0))))
+    mean = Stored(spoiled(7), collate=lambda samples: ({"x": torch.stack([x for x, _ in samples]).mean()}, Y))
+    with pytest.raises(ValueError, match=r"^inputs of the batch of sample 0 of the Dataset hold nan"):
+        read(mean)
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [("train", "global round 0: client 1"), ("val", "look ahead: client 1"), ("test", "after epoch 1: client 1: test")],
+)
+def test_a_run_whose_data_hold_nan_says_so_and_does_not_blame_the_rate(part, place):
+    whole = dict.fromkeys(("train", "val", "test"), (X / 11, Y % 3))
+    clients = [Client(**whole), Client(**whole | {part: spoiled(7)})]
+    config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=(), batch_size=11)
+    with pytest.raises((ValueError, RuntimeError), match=f"^perm: {place}: inputs of sample 7 of the Dataset hold nan"):
+        fit(nn.Linear(2, 3), clients, config)
 
 
 def test_inputs_reach_a_model_as_it_takes_them():

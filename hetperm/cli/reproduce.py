@@ -77,10 +77,6 @@ def _run(experiment: str, options: Options) -> None:
     from hetperm.runs.reproduce.plan import read_plan
 
     plan = read_plan(experiment, options)
-    if not plan.cases:
-        for sentence in plan.skipped:
-            console.say(sentence)
-        return
     from hetperm.runs.reproduce import experiments
     from hetperm.runs.reproduce.session import opened
 
@@ -92,16 +88,20 @@ def _run(experiment: str, options: Options) -> None:
 
 
 def run_all(args: Sequence[str]) -> None:
-    """Run all experiments. One that cannot run is named at the end, after the others have run."""
+    """Run all experiments but those that lack their data. One that fails is named at the end, after the others."""
     options = parse(Options, args, prog="hetperm reproduce all")
     if options.out is not None:
         raise UsageError("--out names the folder of one experiment; leave it out, each has its own in runs/")
     if options.tuned is not None:
         raise UsageError("--tuned holds the values of one experiment; leave it out, each has its own")
+    from hetperm.runs.reproduce.plan import NothingToRun
+
     wrong = []
     for name in EXPERIMENTS:
         try:
             _run(name, options)
+        except NothingToRun as error:
+            console.say(f"{name}: {error}")
         except (ValueError, OSError) as error:
             wrong.append(f"{name}: {error}")
             console.say(f"not run: {wrong[-1]}")
@@ -115,10 +115,6 @@ def tune(experiment: str, args: Sequence[str]) -> None:
     from hetperm.runs.reproduce.plan import read_plan
 
     plan = read_plan(experiment, options, tuning=True)
-    if not plan.cases:
-        for sentence in plan.skipped:
-            console.say(sentence)
-        return
     from hetperm.runs.reproduce import experiments, tuning
     from hetperm.runs.reproduce.session import opened
 

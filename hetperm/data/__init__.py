@@ -197,6 +197,13 @@ def _synthetic(wanted: Wanted) -> Problem:
         raise ValueError(f"{name} consists of vectors; image_size {wanted.image_size} has no meaning for it")
     samples = synthetic.SAMPLES if wanted.samples is None else wanted.samples
     validation = images.share_of(wanted.validation_share, samples)
+    size = wanted.num_clients * synthetic.num_bytes(samples + validation + synthetic.TEST_SAMPLES)
+    available = available_bytes()
+    if available is not None and size > available:
+        raise ValueError(
+            f"the samples of {wanted.num_clients} clients take {size / GB:.3g} GB and {available / GB:.3g} GB of "
+            "memory are free; take fewer clients, or lower --samples-per-client"
+        )
     clients = synthetic.clients(wanted.num_clients, seed=wanted.seed, samples=samples, validation=validation)
     sizes = {"in_channels": synthetic.DIMENSION, "num_classes": 2, "image_size": None}
     return Problem(clients, **sizes, name=name, partition="label-shift:2")

@@ -47,6 +47,11 @@ def clients(
     return tuple(client(i) for i in range(num_clients))
 
 
+def num_bytes(samples: int, *, d: int = DIMENSION) -> int:
+    """The memory that so many samples take: inputs in float32, labels in int64."""
+    return samples * (4 * d + 8)
+
+
 def teacher(seed: int, *, d: int = DIMENSION) -> Tensor:
     """(d,) the w of the labelling: group 0 answers sign(w.x), group 1 sign(-w.x)."""
     return _TEACHER_MEAN + torch.randn(d, generator=generator_for(seed, "synthetic", "teacher"), dtype=torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor
 from hetperm.device.augment import AUGMENTS, OWN
 from hetperm.device.bench import Workbench
 from hetperm.params import capped, norm
-from hetperm.shards import Batch, Shard, parts, rows_of, taken
+from hetperm.shards import Batch, Shard, named_tensors, not_finite, parts, rows_of, taken
 from submodels import IndexSet
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of adamw, as torch has them
@@ -128,19 +128,23 @@ class Stepper:
 
     def read(self, shard: Shard, rows: Tensor, generator: torch.Generator) -> list[Batch]:
         """The mini-batch of some rows, augmented, in the pieces in which it is run."""
-        augment = self._augment
         if self.recipe.accumulate == 1:
-            batch = rows_of(shard, rows)
-            return [batch if augment is None else augment(*batch, generator)]
+            return [self._augmented(rows_of(shard, rows), generator)]
         # A batch norm needs two samples in every piece.
         count = min(self.recipe.accumulate, max(1, len(rows) // (2 if self.bench.norms else 1)))
         pieces = parts(taken(shard, rows), count)
-        return [batch if augment is None else augment(*batch, generator) for batch in pieces]
+        return [self._augmented(batch, generator) for batch in pieces]
 
-    @property
-    def _augment(self):
+    def _augmented(self, batch: Batch, generator: torch.Generator) -> Batch:
         name = self.recipe.augment
-        return None if name == "none" else self.bench.augment if name == OWN else AUGMENTS[name]
+        if name != OWN:
+            return batch if name == "none" else AUGMENTS[name](*batch, generator)
+        batch = self.bench.augment(*batch, generator)
+        for part, x in named_tensors(batch):
+            wrong = not_finite(x)
+            if wrong:
+                raise ValueError(f"augment returns {part} that hold {wrong[1]}; let it return finite numbers")
+        return batch
 
     def gradient(self, pieces: Sequence[Batch], on: Workbench | None = None) -> tuple[Tensor, ...]:
         """The gradient of the mean loss over the pieces of a mini-batch, of the model on the bench or on another."""

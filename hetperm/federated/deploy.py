@@ -93,6 +93,9 @@ def deploy(options: DeployOptions) -> Path:
         draft.mkdir(parents=True, mode=0o700)
         write(draft, config, options, hosts)
         draft.rename(options.folder)
+    except OSError as error:  # which names the draft
+        reason = error.strerror or error
+        raise OSError(f"cannot make the folder {options.folder} ({reason}); name another folder") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return options.folder

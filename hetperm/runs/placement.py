@@ -1,5 +1,7 @@
 """Where a run computes: its device and precision, torch's threads, and the engine that its workers have memory for."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,11 +10,13 @@ import torch
 from torch import nn
 
 from hetperm.client import Client
-from hetperm.config import Config
+from hetperm.config import ALGORITHMS, Config
 from hetperm.device.bench import Workshop
 from hetperm.engine.choice import choose
 from hetperm.memory import GB, available_bytes
+from hetperm.methods import METHODS
 from hetperm.runs.local_steps import recipe_of, step_of
+from hetperm.server.federation import own_widths
 from hetperm.shards import Shard, Stored, mapped
 
 
@@ -67,6 +71,44 @@ def moved(client: Client, config: Config) -> Client:
 def _bounded(shard: Shard | None, most: int) -> Shard | None:
     """The shard, of which at most so many samples are in memory at once if it is a Dataset."""
     return replace(shard, most=most) if isinstance(shard, Stored) else shard
+
+
+def check_memory(shop: Workshop, clients: Sequence[Client], config: Config) -> None:
+    """Raise an error if the models of all clients cannot be in memory at once.
+
+    Only what no run can do without is counted, for what would fit must not be refused.
+    """
+    available, method = available_bytes(), METHODS[config.algorithm]
+    # Who is there by a trace, and what an algorithm of a plugin keeps, is not known here.
+    unknown = config.trace or config.algorithm not in ALGORITHMS
+    if available is None or unknown or shop.full.slots[0].device.type != "cpu":
+        return
+    smallest = min(client.width for client in clients)
+    # In a round all clients that are there send a model or a gradient, of at least the smallest width.
+    sent = config.participation * len(clients) * _model_bytes(shop, smallest)
+    if method.mixes and config.sketch and config.warmup_rounds == 0:
+        sent = 0.0  # sketches only
+    kept = 0.0
+    if method.mixes and config.idle_models == "memory":
+        widths = Counter(own_widths(clients, config.personal_width))
+        # Twice: an epoch makes new models of the old ones, which stay until it is over.
+        kept = 2 * config.participation * sum(count * _model_bytes(shop, width) for width, count in widths.items())
+    if max(sent, kept) > available:
+        disk = "--idle-models disk, " if sent <= available else ""
+        raise ValueError(
+            f"the models of {len(clients)} clients need at least {max(sent, kept) / GB:.2g} GB, and "
+            f"{available / GB:.2g} GB of memory are free; take fewer clients, {disk}or a smaller model"
+        )
+
+
+def _model_bytes(shop: Workshop, width: float) -> int:
+    """The bytes of the trained parameters at a width."""
+    if shop.scalable is None:
+        return sum(p.nbytes for p in shop.full.slots)
+    axis_map = shop.scalable.axis_map
+    counts = axis_map.counts(width)
+    slots = zip(shop.full.names, shop.full.slots, strict=True)
+    return sum(math.prod(axis_map.shape(name, counts)) * p.element_size() for name, p in slots)
 
 
 def engine_for(shop: Workshop, clients: Sequence[Client], config: Config) -> str:

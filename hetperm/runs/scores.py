@@ -64,7 +64,12 @@ def scores(
         found = setting.nodes.score(setting, [(i, params, widths[i], part) for _, i, params, part in rows])
     else:
         scored = [with_fewer(clients, one) for _, one in wanted]
-        found = [score_one(shop, metric, scored[k][i], params, widths[i], part) for k, i, params, part in rows]
+        found = []
+        for k, i, params, part in rows:
+            try:
+                found.append(score_one(shop, metric, scored[k][i], params, widths[i], part))
+            except ValueError as error:  # stored samples are read only now
+                raise ValueError(f"{where}: client {i}: {part}: {error}") from error
     tables = [([math.nan] * len(clients), [math.nan] * len(clients)) for _ in wanted]
     for (k, i, _, part), one in zip(rows, found, strict=True):
         if one is None:

@@ -29,7 +29,7 @@ from hetperm.randomness import seed_for
 from hetperm.runs import rehearsal
 from hetperm.runs.building import build, cost_of_step, num_outputs, scalable_of
 from hetperm.runs.local_steps import RATES, kind_of, recipe_of, step_of, with_rates
-from hetperm.runs.placement import device_of, engine_for, moved, placed
+from hetperm.runs.placement import check_memory, device_of, engine_for, moved, placed
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
 from hetperm.server.presence import EVERYBODY, Presence
@@ -342,6 +342,7 @@ def _setting(
     rehearsal.check_images(clients, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
+    check_memory(shop, clients, config)
     # After the checks, so that bad input fails before data are copied to a device.
     clients = tuple(moved(client, config) for client in clients)
     heads: list[str] = []
@@ -370,10 +371,11 @@ def presence_of(config: Config) -> Presence:
 
 def _numbered(clients: Sequence[Client]) -> Iterator[Client]:
     """Yield the clients, each with a key: its own, or its position."""
-    keys = [i if client.key is None else client.key for i, client in enumerate(clients)]
-    for i, (client, key) in enumerate(zip(clients, keys)):
-        if keys.index(key) != i:
-            raise ValueError(f"clients {keys.index(key)} and {i} have the same key {key}; keys tell clients apart")
+    owners: dict[int, int] = {}  # key -> the first client that has it
+    for i, client in enumerate(clients):
+        key = i if client.key is None else client.key
+        if owners.setdefault(key, i) != i:
+            raise ValueError(f"clients {owners[key]} and {i} have the same key {key}; keys tell clients apart")
         yield replace(client, key=key)
 
 

@@ -63,8 +63,12 @@ class Plan:
         return tuple(name for name in self.methods if not case.methods or name in case.methods)
 
 
+class NothingToRun(ValueError):
+    """Every setting of an experiment needs data that no flag names."""
+
+
 def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Plan:
-    """The plan in an experiment's file, as flags change it."""
+    """The plan in an experiment's file, as flags change it; an error if all its settings are skipped."""
     path = FOLDER / f"{experiment}.toml"
     table = read(path, noun="an experiment")
     quick = table.pop("quick", {})
@@ -89,6 +93,8 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
             cases.append(_case(name, fields, changes, tuned.get(name, {}), options, skipped))
         except ValueError as error:
             raise ValueError(f"{path}: [settings.{name}]: {error}") from error
+    if not cases:
+        raise NothingToRun(f"nothing to run; {'; '.join(skipped)}")
     listed = tuple(table.pop("methods", ("perm",)))
     methods = tuple(name for name in _chosen("method", options.methods, listed) if name in known_algorithms())
     skipped += [
