@@ -92,7 +92,8 @@ class Stored:
             raise ValueError(f"a batch of {len(rows)} samples has {len(labels)} labels; collate must keep every sample")
         batch = mapped(self._placed, inputs), self._placed(labels)
         for part, x in named_tensors(batch):
-            wrong = not_finite(x)
+            # Minus infinity is what masks of attention add to a score.
+            wrong = not_finite(x) and not_finite(x.masked_fill(x == -torch.inf, 0.0))
             if wrong:
                 # Inputs that collate makes need not have a row for every sample.
                 sample = f"sample {rows[wrong[0]]}" if x.shape[:1] == (len(rows),) else f"the batch of sample {rows[0]}"

@@ -360,6 +360,7 @@ def test_sharing_must_show_that_it_pays_where_clients_are_as_well_off_alone():
     assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4588, 0.7357), FIVE) == 0
     assert best_candidate(means(0.4600, 0.4530, 0.4540, 0.4588, 0.7357), FIVE) == 2  # it pays: how much hardly matters
     assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4542, 0.4545), FIVE) == 2  # nothing makes a difference
+    assert best_candidate(means(0.4545, 0.4542, 0.4540, 0.4535, 0.4530), FIVE) == 2  # nor here, from the other side
 
 
 def test_who_shares_widely_wins_a_draw_with_those_who_are_alone():

@@ -242,6 +242,7 @@ def test_a_sample_of_a_dataset_that_is_not_finite_is_named_when_it_is_read(value
         rows_of(shard, torch.tensor([2, 7]))
     with pytest.raises(ValueError, match=r"^labels of sample 4 of the Dataset hold nan"):
         read(Stored(TensorDataset(X, torch.where(Y == 4, torch.nan, 1.0))))
+    assert rows_of(Stored(spoiled(7, -torch.inf)), torch.tensor([7]))[0][0, 1] == -torch.inf  # as in masks of attention
     mean = Stored(spoiled(7), collate=lambda samples: ({"x": torch.stack([x for x, _ in samples]).mean()}, Y))
     with pytest.raises(ValueError, match=r"^inputs of the batch of sample 0 of the Dataset hold nan"):
         read(mean)
