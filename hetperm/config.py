@@ -140,9 +140,9 @@ class Config:
     """Step size of the personal models when personalised training starts, eta; None: 0.6 of what suits the warm-up of
     this kind of model, whatever global_lr is. Lower both if training is unstable."""
     global_lr: Annotated[float | None, RATE] = None
-    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for chains of linear layers, 0.3 with
-    convolutions over time, 2 with recurrent layers, 0.1 for other models; a third of that with optimizer momentum, a
-    fiftieth with adamw."""
+    """Step size of the global model, gamma, also in the warm-up; None: 0.5 for linear layers and convolutions over
+    time, 2 with recurrent layers, 0.1 for other models; a third of that with optimizer momentum, a fiftieth with
+    adamw."""
     decay: Literal["linear", "none"] = "linear"
     """Step size of the personal models over the epochs: it falls to 0, or stays constant (the paper)."""
     rate_rule: Literal["partners", "plain"] = "partners"

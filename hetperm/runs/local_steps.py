@@ -8,9 +8,8 @@ from hetperm.config import Config
 from hetperm.device.augment import OWN
 from hetperm.device.recipe import Recipe
 
-# Step sizes of the global model: of linear layers only, with convolutions over time, with recurrent layers, and of all
-# others.
-RATES = {"linear": 0.5, "time": 0.3, "recurrent": 2.0, "other": 0.1}
+# Step sizes of the global model: of linear layers and convolutions over time, with recurrent layers, and of all others.
+RATES = {"linear": 0.5, "recurrent": 2.0, "other": 0.1}
 PERSONAL = 0.6  # of it is the step size of the personal models
 # What is left of them with another optimizer: directions that add up are longer, and those of adamw are nearly signs.
 OF_OPTIMIZER = {"sgd": 1, "momentum": 1 / 3, "adamw": 1 / 50}
@@ -30,12 +29,9 @@ def with_rates(config: Config, model: nn.Module) -> Config:
 def kind_of(model: nn.Module) -> str:
     """The kind of a model, by the layers that it trains: one of `RATES`."""
     trained = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
-    # Weights of a convolution act at every position, so their gradients are longer than those of linear layers: the
-    # more so, the more axes it runs along.
-    if all([isinstance(part, nn.Linear) for part in trained]):
-        return "linear"
+    # Weights of a convolution over an image act at every pixel, so their gradients are longer.
     if all([isinstance(part, nn.Linear | nn.Conv1d) for part in trained]):
-        return "time"
+        return "linear"
     # Gates saturate, and a symbol's embedding learns only where the symbol is.
     recurrent = any([isinstance(part, nn.RNNBase) for part in trained])
     known = all([isinstance(part, nn.Linear | nn.Embedding | nn.RNNBase) for part in trained])
