@@ -9,7 +9,7 @@ from submodels import zoo
 
 @pytest.mark.parametrize(
     ("name", "size", "rate"),
-    [("logistic", 8, 0.5), ("mlp", 8, 0.5), ("har-cnn", (32,), 0.3), ("cnn", 8, 0.1), ("resnet18-cifar", 8, 0.1)],
+    [("logistic", 8, 0.5), ("mlp", 8, 0.5), ("har-cnn", (32,), 0.5), ("cnn", 8, 0.1), ("resnet18-cifar", 8, 0.1)],
 )
 def test_step_sizes_suit_the_kind_of_the_model_unless_they_are_given(name, size, rate):
     model = zoo.build(name, in_channels=3, num_classes=4, image_size=size)
