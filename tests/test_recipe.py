@@ -441,3 +441,9 @@ def test_a_users_function_that_makes_nan_is_named():
     bench = Workshop(module, F.cross_entropy, augment=lambda x, y, generator: (x * torch.nan, y)).full
     with pytest.raises(ValueError, match=r"^augment returns inputs that hold nan; let it return finite numbers$"):
         Sgd(STEPS, SIZE, LR, cap=0.2, recipe=recipe)(bench, bench.take(), data(), torch.Generator())
+
+
+def test_a_users_function_that_returns_no_samples_is_named():
+    bench = Workshop(network(), F.cross_entropy, augment=lambda x, y, generator: (x[:0], y[:0])).full
+    with pytest.raises(ValueError, match=r"^augment returns no samples; let it return a changed sample for every one"):
+        Sgd(STEPS, SIZE, LR, cap=0.2, recipe=Recipe(augment="own"))(bench, bench.take(), data(), torch.Generator())

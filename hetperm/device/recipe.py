@@ -140,6 +140,10 @@ class Stepper:
         if name != OWN:
             return batch if name == "none" else AUGMENTS[name](*batch, generator)
         batch = self.bench.augment(*batch, generator)
+        if len(batch[1]) == 0:
+            raise ValueError(
+                "augment returns no samples; let it return a changed sample for every one that it is given"
+            )
         for part, x in named_tensors(batch):
             wrong = not_finite(x)
             if wrong:
