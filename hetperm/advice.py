@@ -2,6 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+
+LONGEST = 200  # characters of a word that may be a misspelt one
 
 
 def closest(word: object, choices: Iterable[str]) -> str | None:
@@ -11,6 +14,8 @@ def closest(word: object, choices: Iterable[str]) -> str | None:
         >>> closest("prem", ["perm", "local"])
         'perm'
     """
+    if not isinstance(word, str | Path) or len(str(word)) > LONGEST:
+        return None
     return next(iter(difflib.get_close_matches(str(word), list(choices), n=1)), None)
 
 

@@ -84,6 +84,7 @@ def choices_of(base: Any) -> tuple[str, ...]:
 
 LARGEST = 10**9  # of whole numbers that have no bound of their own
 LARGEST_SEED = 2**64 - 1
+LONGEST_PART = 255  # bytes of the name of a file or folder, on every usual file system
 
 
 def whole(low: int, high: int = LARGEST) -> Check:
@@ -154,6 +155,8 @@ def path(name: str, value: Any) -> Path:
     # No file system takes a zero byte, and Python's own words about it do not say where it is.
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(f"{name} is {shown(value)}; it must be a path, in quotes")
+    if any([len(part.encode(errors="replace")) > LONGEST_PART for part in Path(value).parts]):
+        raise ValueError(f"{name} is {shown(value)}; no name in a path may be longer than {LONGEST_PART} bytes")
     return Path(value)
 
 

@@ -85,6 +85,8 @@ class Client:
             raise ValueError(f"{self._name}: group is {shown(self.group)}; it must be a whole number, or None")
         for name in ("key", "group"):
             if getattr(self, name) is not None:
+                if abs(getattr(self, name)) >= 2**63:
+                    raise ValueError(f"{self._name}: {name} is {shown(getattr(self, name))}; it must be below 2^63")
                 object.__setattr__(self, name, int(getattr(self, name)))  # numpy has whole numbers of its own
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
             raise ValueError(f"{self._name}: classes is {kind_of(self.classes)}; it must be a tensor of bool, or None")

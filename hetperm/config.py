@@ -472,7 +472,9 @@ def _one_worker(config: Config) -> str | None:
 
 def _nobody_to_address(config: Config) -> str | None:
     if config.address is not None and config.engine != "ray":
-        return f"address {config.address!r} is for engine 'ray', and engine is {config.engine!r}; set engine to 'ray'"
+        return (
+            f"address {shown(config.address)} is for engine 'ray', and engine is {config.engine!r}; set engine to 'ray'"
+        )
     return None
 
 

@@ -45,7 +45,7 @@ class Metric:
     finish: Callable[[float], float] | None = None
 
     def __post_init__(self):
-        if not (isinstance(self.name, str) and re.fullmatch(r"[a-z][a-z0-9-]*", self.name)) or self.name in TAKEN:
+        if not (isinstance(self.name, str) and re.fullmatch(r"[a-z][a-z0-9-]{0,99}", self.name)) or self.name in TAKEN:
             raise ValueError(
                 f"a metric is named {shown(self.name)}; a name has small letters, digits and hyphens, such as "
                 f"'mean-iou', and is none of {', '.join(TAKEN)}"
@@ -157,5 +157,5 @@ def metric_of(value: Any) -> Metric:
     if not callable(value):
         raise TypeError(f"metric is a {type(value).__name__}; it must be a name, a function or a hetperm.Metric")
     name = getattr(value, "__name__", OWN).strip("_").replace("_", "-").lower()
-    fits = re.fullmatch(r"[a-z][a-z0-9-]*", name) and name not in TAKEN
+    fits = re.fullmatch(r"[a-z][a-z0-9-]{0,99}", name) and name not in TAKEN
     return Metric(name if fits else OWN, value)

@@ -18,6 +18,8 @@ from typing import Any
 
 from hetperm.texts import one_line, shown
 
+LONGEST = 200  # characters of what went wrong inside a plugin
+
 GROUP = "hetperm"  # of entry points
 _files: dict[Path, ModuleType] = {}  # those that were run
 
@@ -40,7 +42,7 @@ def module_of(value: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's code can raise anything, and a script may end itself
-        raise _refusal(repr(value), error, "leave it out") from error
+        raise _refusal(shown(value), error, "leave it out") from error
 
 
 def _run(path: Path) -> ModuleType:
@@ -69,7 +71,7 @@ def load_installed() -> None:
 
 
 def _refusal(name: str, error: BaseException, otherwise: str) -> ValueError:
-    reason = f"{type(error).__name__}: {one_line(str(error))}"
+    reason = f"{type(error).__name__}: {one_line(str(error))[:LONGEST]}"
     return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetperm.advice import did_you_mean
+from hetperm.checks import LARGEST
+from hetperm.checks import path as checked_path
 from hetperm.config import SHIPPED as CONFIGS
 from hetperm.config import read
 from hetperm.texts import shown
@@ -137,14 +139,15 @@ def load(name: str | Path) -> Profile:
 def _find(name: str | Path) -> Path:
     if not isinstance(name, str | Path):
         raise TypeError(f"the capacity profile is {shown(name)}; it must be a name such as 'mobile', or a path")
-    if Path(name).is_file():
-        return Path(name)
+    file = checked_path("the capacity profile", name)
+    if file.is_file():
+        return file
     if str(name) in names():
         return SHIPPED / f"{name}.toml"
     question = did_you_mean(name, names())
     meant = f" ({question})" if question else ""
     raise ValueError(
-        f"there is no capacity profile {str(name)!r}{meant}; give a TOML file, or one of {', '.join(names())}"
+        f"there is no capacity profile {shown(str(name))}{meant}; give a TOML file, or one of {', '.join(names())}"
     )
 
 
@@ -200,8 +203,8 @@ def apportion(shares: Sequence[float], N: int) -> tuple[int, ...]:
         >>> apportion([6, 10, 11, 18, 55], 50)  # quotas 3, 5, 5.5, 9, 27.5
         (3, 5, 6, 9, 27)
     """
-    if isinstance(N, bool) or not isinstance(N, int) or N < 0:
-        raise ValueError(f"{shown(N)} clients cannot be apportioned; give a whole number of 0 or more")
+    if isinstance(N, bool) or not isinstance(N, int) or not 0 <= N <= LARGEST:
+        raise ValueError(f"{shown(N)} clients cannot be apportioned; give a whole number from 0 to {LARGEST:,}")
     if not isinstance(shares, Sequence) or isinstance(shares, str | bytes):
         raise TypeError(f"shares is {shown(shares)}; it must be a list of numbers, such as [6, 10]")
     if not shares:

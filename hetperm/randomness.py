@@ -5,6 +5,9 @@ import operator
 
 import torch
 
+from hetperm.checks import LARGEST_SEED
+from hetperm.texts import shown
+
 
 def seed_for(seed: int, *key: int | str) -> int:
     """A seed below 2^63 for one use, the same on every machine and in every process.
@@ -18,6 +21,8 @@ def seed_for(seed: int, *key: int | str) -> int:
         2409423943556737431
     """
     # repr keeps ("ab", "c") and ("a", "bc") apart. Python's hash() would differ between processes.
+    if abs(operator.index(seed)) > LARGEST_SEED:
+        raise ValueError(f"seed is {shown(seed)}; it must be below 2^64")
     text = repr((operator.index(seed), *map(_part, key)))
     # One bit is dropped so that the seed fits a signed 64-bit integer.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -43,4 +48,4 @@ def _part(part: int | str) -> int | str:
     try:
         return operator.index(part)
     except TypeError:
-        raise TypeError(f"a key is made of whole numbers and strings, not of {part!r}") from None
+        raise TypeError(f"a key is made of whole numbers and strings, not of {shown(part)}") from None

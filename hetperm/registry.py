@@ -14,6 +14,7 @@ from torch import nn
 from hetperm import config, data
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.steps import RivalOptions
+from hetperm.checks import flag
 from hetperm.data import Problem, Wanted
 from hetperm.methods import KINDS, METHODS, Method, leaf_types
 from hetperm.metrics import METRICS, Metric, Score
@@ -57,7 +58,9 @@ def register_algorithm(
         raise TypeError(f"algorithm {name!r}: defaults is {shown(defaults)}; it must be a table of options, or None")
     for key in defaults or {}:
         if key not in leaf_types(options):
-            raise ValueError(f"algorithm {name!r}: {key!r} of the defaults is no option of {options.__name__}")
+            raise ValueError(f"algorithm {name!r}: {shown(key)} of the defaults is no option of {options.__name__}")
+    flag("one_size", one_size)
+    flag("finds_heads", finds_heads)
     make = _bordered("algorithm", name, make, Algorithm)
     METHODS[name] = Method(make, options, dict(defaults or {}), one_size=one_size, finds_heads=finds_heads)
     config.ADDED.add(name)
@@ -71,6 +74,7 @@ def register_dataset(name: str, load: Callable[[Wanted], Problem], *, takes_path
         takes_path: whether it is written ``name:PATH``; ``wanted.path`` is that path.
     """
     _check("dataset", name, load)
+    flag("takes_path", takes_path)
     data.DATASETS[name] = _bordered("dataset", name, load, Problem)
     data.WITH_PATH.discard(name)
     if takes_path:
@@ -102,7 +106,7 @@ def register_metric(
 
 def _check(kind: str, name: str, function: Any) -> None:
     """Raise an error if a name cannot be given away, or stands for no function."""
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", name):
         raise ValueError(
             f"{kind} is named {shown(name)}; a name has small letters, digits, hyphens and underscores, as 'my-own'"
         )

@@ -330,7 +330,9 @@ class Cached(Dataset):
     """
 
     def __init__(self, dataset: Any, mb: float):
-        if not (isinstance(mb, int | float) and mb > 0):
+        if isinstance(dataset, type | str | bytes | Mapping) or not {"__len__", "__getitem__"} <= set(dir(dataset)):
+            raise TypeError(f"the dataset is {shown(dataset)}; it must be a map-style Dataset")
+        if isinstance(mb, bool) or not (isinstance(mb, int | float) and mb > 0):
             raise ValueError(f"a cache of {shown(mb)} MB holds nothing; give a number above 0")
         self.dataset, self._most = dataset, mb * 2**20
         self._kept: OrderedDict[int, tuple[Any, int]] = OrderedDict()  # row -> (sample, its bytes), oldest use first

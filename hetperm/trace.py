@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hetperm.advice import did_you_mean
+from hetperm.checks import path as checked_path
 from hetperm.config import SHIPPED as CONFIGS
 from hetperm.config import read
 from hetperm.texts import shown
@@ -49,11 +50,12 @@ def _texts(settings: Mapping[str, Any]) -> tuple[str, ...]:
 def _find(name: str | Path) -> Path:
     if not isinstance(name, str | Path):
         raise TypeError(f"the trace is {shown(name)}; it must be a name such as 'day-night', or a path")
-    if Path(name).is_file():
-        return Path(name)
+    file = checked_path("the trace", name)
+    if file.is_file():
+        return file
     shipped = SHIPPED / f"{name}.toml"
     if "/" not in str(name) and shipped.is_file():
         return shipped
     names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
     advice = did_you_mean(str(name), names, f"give a TOML file, or one of {', '.join(names)}")
-    raise ValueError(f"there is no trace {str(name)!r}; {advice}")
+    raise ValueError(f"there is no trace {shown(str(name))}; {advice}")

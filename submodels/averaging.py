@@ -10,6 +10,7 @@ from submodels.indexset import IndexSet, Whole
 from submodels.skeleton import holds_weights
 from submodels.texts import shown
 
+_LARGEST = 1e30  # of a weight: the sum of many such fits single precision
 Update = tuple[Mapping[str, Tensor], IndexSet | Whole, float]
 
 
@@ -32,11 +33,14 @@ def average(
     for noun, table in (("w", w), ("rows", {} if rows is None else rows)):
         if not isinstance(table, Mapping):
             raise TypeError(f"{noun} is {shown(table)}; it must be a table from names to tensors")
+    strange = next((name for name, x in w.items() if not isinstance(x, Tensor)), None)
+    if strange is not None:
+        raise TypeError(f"{shown(strange)} of w is {shown(w[strange])}; it must be a tensor")
     updates = _checked(updates, w)
     stranger = next((name for name in rows or () if name not in w), None)
     if stranger is not None:
         raise ValueError(f"rows names {stranger!r}, which the global model does not have")
-    votes = {name: torch.as_tensor(mask).bool().expand(len(updates), -1) for name, mask in (rows or {}).items()}
+    votes = {name: _votes(name, mask, len(updates), w[name]) for name, mask in (rows or {}).items()}
     out = dict(w)
     for name, old in w.items():
         voters = [i for i, (tensors, _, weight) in enumerate(updates) if name in tensors and weight > 0]
@@ -56,15 +60,35 @@ def _checked(updates: Iterable[Update], w: Mapping[str, Tensor]) -> list[Update]
             raise TypeError(f"an update is {shown(update)}; it must be (tensors, an index set or WHOLE, a weight)")
         tensors, _, weight = update
         number = isinstance(weight, Real) or (isinstance(weight, Tensor) and weight.dim() == 0 and weight.isreal())
-        if not number or not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight of an update is {shown(weight)}; it must be a finite number, zero or more")
+        if not number or isinstance(weight, bool) or not 0 <= weight <= _LARGEST:
+            raise ValueError(
+                f"the weight of an update is {shown(weight)}; it must be a finite number, zero or more (up to 1e30)"
+            )
         unknown = next((name for name in tensors if name not in w), None)
         if unknown is not None:
             raise ValueError(f"an update holds {unknown!r}, which the global model does not have")
         strange = next((name for name, x in tensors.items() if not isinstance(x, Tensor)), None)
         if strange is not None:
             raise TypeError(f"{strange!r} of an update is {shown(tensors[strange])}; it must be a tensor")
-    return updates
+        for name, x in tensors.items():
+            if x.layout != torch.strided or x.is_meta != w[name].is_meta or x.is_complex() > w[name].is_complex():
+                kind = f"{x.dtype}, {x.layout} on {x.device}"
+                raise ValueError(f"{name!r} of an update is {kind}; it must be a plain tensor as that of w is")
+    return [(tensors, index, float(weight)) for tensors, index, weight in updates]
+
+
+def _votes(name: str, mask: Tensor, clients: int, x: Tensor) -> Tensor:
+    """(clients, rows) which rows of a tensor each client votes on."""
+    try:
+        votes = torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError):
+        votes = torch.empty(0)
+    many = x.shape[:1]
+    if votes.dtype != torch.bool or votes.is_meta or not many or votes.shape not in (many, (clients, *many)):
+        raise ValueError(
+            f"rows[{name!r}] is {shown(mask)}; it must be a tensor of bool, {tuple(many)} or {(clients, *many)}"
+        )
+    return votes.expand(clients, -1)
 
 
 def _mean(name: str, old: Tensor, updates: Sequence[Update], votes: Tensor | None) -> Tensor:

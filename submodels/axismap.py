@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -225,11 +225,18 @@ class AxisMap:
 
     def shape(self, name: str, counts: Sequence[int]) -> tuple[int, ...]:
         """The shape of a tensor when ``counts`` channels of every group are kept."""
+        if not isinstance(name, str) or name not in self.dims:
+            raise ValueError(f"this model has no tensor {shown(name)}; it has {', '.join(self.dims)[:200]}")
+        check_counts("counts", counts, self.sizes)
+        return self._shape(name, counts)
+
+    def _shape(self, name: str, counts: Sequence[int]) -> tuple[int, ...]:
         return tuple(term.size(counts) for term in self.dims[name])
 
     def num_params(self, counts: Sequence[int]) -> int:
         """Parameters when ``counts`` channels of every group are kept."""
-        return sum(math.prod(self.shape(name, counts)) for name in self.parameters)
+        check_counts("counts", counts, self.sizes)
+        return sum(math.prod(self._shape(name, counts)) for name in self.parameters)
 
     def share(self, width: float) -> float:
         """The fraction of the parameters that a sub-model of this width has."""
@@ -314,6 +321,18 @@ class AxisMap:
                     f"width {width:g} keeps {kept[size]} of {size} {word} ({', '.join(names[:4])}{more}): {share}"
                 )
         return lines
+
+
+def check_counts(noun: str, counts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The channels of every group, in a tuple; an error if they are not some of groups of these sizes."""
+    if not isinstance(counts, tuple | list) or len(counts) != len(sizes):
+        raise TypeError(f"{noun} is {shown(counts)}; it must be a list of {len(sizes)} numbers, one for each group")
+    for kept, size in zip(counts, sizes):
+        if not isinstance(kept, Integral) or isinstance(kept, bool) or not 0 <= kept <= size:
+            raise ValueError(
+                f"{noun} {shown(counts)} are not those of groups of {shown(sizes)} channels; keep some of each"
+            )
+    return tuple(counts)
 
 
 def check_width(width: float, sizes: Sequence[int]) -> None:

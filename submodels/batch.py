@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from submodels.axes import Axis, find, is_frozen, leaves
 from submodels.calls import Call
 from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
+from submodels.texts import shown
 from submodels.trace import observed_axes
 
 Dims = tuple[int | None, ...]  # for every tensor among the arguments: the dimension that counts samples
@@ -63,15 +64,25 @@ def _leading_if_it_runs(model: nn.Module, call: Call) -> Dims:
 def stated(batch_dim: int | Sequence[int | None], call: Call) -> Dims:
     """The dimensions a user states: one number for all tensors, or one for each of them."""
     tensors = call.tensors()
-    if not isinstance(batch_dim, int):
+    if not isinstance(batch_dim, int) or isinstance(batch_dim, bool):
+        if not isinstance(batch_dim, tuple | list):
+            raise TypeError(f"batch_dim is {shown(batch_dim)}; it must be a whole number, or one for each tensor")
         dims = tuple(batch_dim)
         if len(dims) != len(tensors):
-            raise ValueError(f"batch_dim {batch_dim!r} has {len(dims)} entries; the example has {len(tensors)} tensors")
+            given = f"batch_dim {shown(batch_dim)} has {len(dims)} entries"
+            raise ValueError(f"{given}; the example has {len(tensors)} tensors")
+        for x, dim in zip(tensors, dims):
+            if not (dim is None or (isinstance(dim, int) and not isinstance(dim, bool) and -x.dim() <= dim < x.dim())):
+                raise ValueError(
+                    f"batch_dim {shown(batch_dim)} holds {shown(dim)}; give dimensions of the tensors, or None"
+                )
         return dims
     sizes = [x.shape[batch_dim] if -x.dim() <= batch_dim < x.dim() else None for x in tensors]
     size = next((n for n in sizes if n is not None), None)
     if size is None:
-        raise ValueError(f"batch_dim {batch_dim} is a dimension of no tensor of the example; count dimensions from 0")
+        raise ValueError(
+            f"batch_dim {shown(batch_dim)} is a dimension of no tensor of the example; count dimensions from 0"
+        )
     return tuple(batch_dim % x.dim() if n == size else None for x, n in zip(tensors, sizes, strict=True))
 
 

@@ -74,7 +74,7 @@ def examples_of(
     if inputs is not None or kwargs is not None:
         call = _call(model, () if inputs is None else inputs)
         calls.append(Call(call.args, {**call.kwargs, **(kwargs or {})}))
-    if not (examples is None or isinstance(examples, Sequence)):
+    if not (examples is None or isinstance(examples, Sequence)) or isinstance(examples, str | bytes):
         raise TypeError(f"examples is {shown(examples)}; it must be a list of examples")
     calls += [_call(model, example) for example in examples or ()]
     if not calls:

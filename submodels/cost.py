@@ -176,6 +176,8 @@ def _piece(batch_size: int, accumulate: int) -> int:
 
 
 def _batch(inputs: Any, kwargs: Mapping[str, Any] | None, size: int, dims: Dims | None) -> Batch:
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"example_kwargs is {shown(kwargs)}; it must be a dict, or None")
     call = Call(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
     return Batch(call, size, leading(call) if dims is None else dims)
 
@@ -215,8 +217,8 @@ def _input_bytes(batch: Batch) -> int:
 def _checked(optimizer: str, batch_size: int) -> _Optimizer:
     if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {shown(optimizer)}; choose one of {', '.join(OPTIMIZERS)}")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"batch_size {shown(batch_size)} is not a whole number of 1 or more")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or not 1 <= batch_size <= 10**9:
+        raise ValueError(f"batch_size {shown(batch_size)} is not a whole number of 1 or more, up to a billion")
     return OPTIMIZERS[optimizer]
 
 

@@ -48,7 +48,7 @@ class Rolling:
     step: int | float = 1
 
     def __post_init__(self):
-        number = isinstance(self.step, Real) and not isinstance(self.step, bool) and 0 < self.step < math.inf
+        number = isinstance(self.step, Real) and not isinstance(self.step, bool) and 0 < self.step <= 1e9
         if not number or (self.step >= 1 and int(self.step) != self.step):
             given = shown(self.step)
             raise ValueError(f"Rolling step {given} is neither a whole number of channels nor a fraction below 1")
@@ -56,7 +56,7 @@ class Rolling:
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         step = self.step if self.step >= 1 else self.step * group.size
         # The guard: 0.29 * 100 is 28.999999999999996 in floating point, and means 29.
-        return (torch.arange(kept) + math.floor(round * step + 1e-9)) % group.size
+        return (torch.arange(kept) + math.floor(round * step + 1e-9) % group.size) % group.size
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ class Random:
     seed: int = 0
 
     def __post_init__(self):
-        if not isinstance(self.seed, Integral):  # it is hashed as a text, and nearly anything has one
-            raise TypeError(f"Random seed {shown(self.seed)} is not a whole number")
+        if (
+            not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or abs(self.seed) >= 2**64
+        ):  # it is hashed as a text, and nearly anything has one
+            raise TypeError(f"Random seed {shown(self.seed)} is not a whole number below 2^64")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
         key = f"{self.seed} {round} {client} {group.id}".encode()
@@ -83,7 +85,9 @@ class Importance:
     scores: tuple[Tensor, ...]
 
     def __post_init__(self):
-        if not (isinstance(self.scores, tuple | list) and all([isinstance(x, Tensor) for x in self.scores])):
+        if not (
+            isinstance(self.scores, tuple | list) and all([isinstance(x, Tensor) and x.dim() == 1 for x in self.scores])
+        ):
             raise TypeError(f"the scores are {shown(self.scores)}; Importance.of(model) measures them")
 
     @classmethod
@@ -121,7 +125,7 @@ def as_extractor(extractor: Extractor | str) -> Extractor:
     """The extractor itself, or the one of that name."""
     if isinstance(extractor, str):
         if extractor not in EXTRACTORS:
-            raise ValueError(f"unknown extractor {extractor!r}; use one of {', '.join(EXTRACTORS)} or an object")
+            raise ValueError(f"unknown extractor {shown(extractor)}; use one of {', '.join(EXTRACTORS)} or an object")
         return EXTRACTORS[extractor]()
     if isinstance(extractor, type) or not callable(extractor):
         raise TypeError(

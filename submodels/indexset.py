@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from submodels.axismap import AxisMap
+from submodels.axismap import AxisMap, check_counts
 from submodels.terms import Term, scales
 from submodels.texts import shown
 
@@ -38,13 +38,22 @@ class IndexSet:
     _plans: dict[tuple[Term, ...], "_Plan"] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        for group, kept, size in zip(self.axis_map.groups, self.kept, self.sizes, strict=True):
+        if not isinstance(self.axis_map, AxisMap):
+            raise TypeError(f"axis_map is {shown(self.axis_map)}; it must be that of a ScalableModel")
+        groups = self.axis_map.groups
+        check_counts("sizes", self.sizes, self.axis_map.sizes)
+        fits = isinstance(self.kept, tuple | list) and len(self.kept) == len(groups)
+        if not fits or not all([isinstance(x, Tensor) and x.layout == torch.strided and x.is_cpu for x in self.kept]):
+            raise TypeError(
+                f"kept is {shown(self.kept)}; it must be a tensor of channels for each of {len(groups)} groups"
+            )
+        for group, kept, size in zip(groups, self.kept, self.sizes, strict=True):
             numbers = kept.numpy()
             inside = kept.dtype == torch.long and kept.dim() == 1 and bool(((numbers >= 0) & (numbers < size)).all())
             if not inside or len(np.unique(numbers)) != len(numbers):
                 raise ValueError(
                     f"kept channels of group {group.name} must be distinct whole numbers below {size}; "
-                    f"got {kept.tolist()}"
+                    f"got {shown(kept.tolist())}"
                 )
 
     @cached_property
@@ -71,11 +80,13 @@ class IndexSet:
 
     def covers(self, name: str, tensor: Tensor) -> bool:
         """Whether all of a tensor of the whole model is kept."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {shown(tensor)}; it must be a tensor of the whole model")
         return self.shape(name) == tensor.shape
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor in the sub-model."""
-        return self.axis_map.shape(name, self.counts)
+        return tuple(term.size(self.counts) for term in self._terms(name))
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
         """The kept part of a whole tensor, in memory of its own."""
@@ -239,6 +250,8 @@ class Whole:
 
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        if not isinstance(into, Tensor) or not isinstance(tensor, Tensor) or into.shape != tensor.shape:
+            raise ValueError(f"{shown(name)} {_shape(into)} and its new value {_shape(tensor)}; give two of one shape")
         return into.add_(tensor) if accumulate else into.copy_(tensor)
 
 

@@ -123,7 +123,13 @@ def recalibrate(
         empty = True
         for batch in batches:
             if run is None:
-                module(_input(batch).to(device))
+                x = _input(batch)
+                try:
+                    module(x.to(device))
+                except (RuntimeError, TypeError) as error:
+                    reason = " ".join(str(error).split())[:200]
+                    what = f"a batch of shape {tuple(x.shape)}, {x.dtype}"
+                    raise ValueError(f"the module cannot be run on {what} ({reason}); give what it takes") from error
             else:
                 run(batch)
             empty = False
@@ -231,9 +237,7 @@ def _pool_calls(path: str, norm: _NormBase, pooled: dict[str, _Moments], stack: 
 
     def check(norm: _NormBase, args: tuple, kwargs: dict) -> None:
         if norm.running_mean is None:
-            raise RuntimeError(
-                "recalibrate cannot fill running statistics that batch_statistics hides; call it outside"
-            )
+            raise ValueError("recalibrate cannot fill running statistics that batch_statistics hides; call it outside")
         if between and count(args, kwargs) < 2:
             raise ValueError(
                 f"BatchNorm {path!r} was given one value per channel, which has no variance; "
@@ -257,7 +261,7 @@ def _input(batch: Tensor | Sequence) -> Tensor:
     x = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if not isinstance(x, Tensor):
         raise TypeError(f"a batch is a tensor or a tuple that begins with one, not {type(x).__name__}")
-    if not len(x):
+    if x.dim() == 0 or not len(x):
         raise ValueError("a batch to recalibrate from holds no samples; leave empty batches out")
     return x
 

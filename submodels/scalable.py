@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from submodels.axismap import AxisMap, check_width
+from submodels.axismap import AxisMap, check_counts, check_width
 from submodels.batch import Dims, find_batch, stated
 from submodels.budget import Budget, largest
 from submodels.calls import Call, examples_of, unwrapped
@@ -105,9 +105,9 @@ class ScalableModel:
                 a fraction of the global model either way.
         """
         for noun, value in (("round", round), ("client", client)):
-            if not isinstance(value, Integral):
-                raise TypeError(f"{noun} is {shown(value)}; it must be a whole number")
-        own = self.sizes if within is None else tuple(within)
+            if not isinstance(value, Integral) or isinstance(value, bool) or abs(value) >= 2**64:
+                raise TypeError(f"{noun} is {shown(value)}; it must be a whole number below 2^64")
+        own = self.sizes if within is None else check_counts("within", within, self.sizes)
         if type(as_extractor(extractor)) is not Static:
             return self._remembered(_index(self.axis_map, own, width, extractor, round=round, client=client))
         check_width(width, self.sizes)  # before the cache is asked: True would find what 1.0 left there
@@ -140,6 +140,8 @@ class ScalableModel:
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
         """The sub-model that keeps the channels of an index set."""
         _check_kind(index, IndexSet, "index")
+        if width is not None:
+            check_width(width, self.sizes)
         module = _cut(self.model, self.template_of(index.counts), index)
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 
@@ -149,16 +151,10 @@ class ScalableModel:
 
     def template_of(self, counts: Sequence[int]) -> Template:
         """The template that keeps so many channels of every group; made once."""
-        _check_kind(counts, Sequence, "list of counts")
-        counts = tuple(counts)
+        counts = check_counts("counts", counts, self.sizes)
         if counts not in self._templates:
-            sizes = self.sizes
-            fits = [
-                isinstance(kept, Integral) and not isinstance(kept, bool) and 0 < kept <= size
-                for kept, size in zip(counts, sizes)
-            ]
-            if len(counts) != len(sizes) or not all(fits):
-                raise ValueError(f"counts {counts} are not those of groups of {sizes} channels; keep 1 or more of each")
+            if 0 in counts:
+                raise ValueError(f"counts {shown(counts)} leave a group without channels; keep 1 or more of each")
             self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
         return self._templates[counts]
 
@@ -229,7 +225,7 @@ class ScalableModel:
     ) -> float:
         """The largest width that fits a budget: of all, or of a grid of widths; arguments as in `cost`."""
         _check_kind(budget, Budget, "budget")
-        if not (widths is None or isinstance(widths, Iterable)) or isinstance(widths, str):
+        if not (widths is None or isinstance(widths, Iterable)) or isinstance(widths, str | Tensor):
             raise TypeError(f"widths is {shown(widths)}; it must be a list of numbers, such as [0.25, 1]")
         grid = self.axis_map.widths() if widths is None else list(widths)
         return largest(lambda width: self.cost(width, batch_size, optimizer, batch_dim, accumulate), budget, grid)
@@ -302,7 +298,13 @@ def _index(
     extractor = as_extractor(extractor)
     kept = []
     for group, size, wanted in zip(axis_map.groups, own, axis_map.counts(width, own), strict=True):
-        answer = extractor(replace(group, size=size), wanted, round=round, client=client)
+        try:
+            answer = extractor(replace(group, size=size), wanted, round=round, client=client)
+        except TypeError as error:
+            call = "extractor(group, kept, round=..., client=...)"
+            raise TypeError(
+                f"{shown(extractor)} cannot be called as {call} ({error}); see submodels.extractors"
+            ) from error
         try:
             chosen = torch.as_tensor(answer).clone()  # an extractor may use its memory again
         except (TypeError, RuntimeError):

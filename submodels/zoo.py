@@ -63,13 +63,13 @@ def resolve(name: str) -> str:
         raise TypeError(f"the model is {shown(name)}; it must be a name such as 'mlp' or 'timm:resnet18'")
     kind, short = name.split(":", 1) if ":" in name else (None, name)
     if kind is not None and kind not in _NAMES:
-        raise ValueError(f"unknown model {name!r}; write zoo:NAME, timm:NAME, torchvision:NAME or a bare name")
+        raise ValueError(f"unknown model {shown(name)}; write zoo:NAME, timm:NAME, torchvision:NAME or a bare name")
     kinds = list(_NAMES) if kind is None else [kind]
     for source in kinds:
         if short in _NAMES[source]():
             return f"{source}:{short}"
     names = dict.fromkeys(model for source in kinds for model in _NAMES[source]())
-    raise ValueError(f"unknown model {name!r}; {_advice(short, names, prefix='' if kind is None else f'{kind}:')}")
+    raise ValueError(f"unknown model {shown(name)}; {_advice(short, names, prefix='' if kind is None else f'{kind}:')}")
 
 
 def _advice(short: str, names: Iterable[str], *, prefix: str) -> str:
@@ -90,7 +90,9 @@ def _sides(image_size: ImageSize) -> tuple[int, ...]:
         )
     sides = (image_size, image_size) if isinstance(image_size, Integral) else tuple(image_size)
     if len(sides) > 2:
-        raise ValueError(f"image_size {sides} has {len(sides)} sides; give (height, width) of images or (length,)")
+        raise ValueError(
+            f"image_size {shown(sides)} has {len(sides)} sides; give (height, width) of images or (length,)"
+        )
     return sides
 
 

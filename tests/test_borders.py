@@ -128,6 +128,29 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=10**400), "it must be a number, zero or more, or 'raw'"),
         (lambda: mixing.solve(ZETA, N, "x"), "lam is 'x'; it must be a number, or a tensor or list of numbers"),
         (lambda: mixing.descend(ZETA, N, 1.0, 2.0), "steps is 2.0; it must be a whole number of at least 0"),
+        (lambda: mixing.descend(ZETA, N, 1.0, 2**70), "steps is 1180591620717411303424; it must be at most 1,000,000"),
+        (lambda: mixing.Rule(alpha_steps=2**70), "it must be at most 1,000,000"),
+        (
+            lambda: mixing.Rule(regularization=-1.0),
+            "unknown regularization -1.0; use 'noise', 'level' or a number above",
+        ),
+        (lambda: mixing.Rule(regularization=np.zeros(2)), "unknown regularization array([0., 0.])"),
+        (lambda: mixing.Rule(vc_weight=True), "vc_weight is True; it must be a number, zero or more, or 'raw'"),
+        (lambda: mixing.Rule(vc_weight=np.zeros(2)), "vc_weight is array([0., 0.]); it must be a number"),
+        (lambda: mixing.sparse_weights(ZETA, Q, N, vc=N, vc_weight=1e308), "vc_weight 1e+308 makes costs too large"),
+        (lambda: mixing.rows_of(torch.full((2, 2), math.nan)), "alpha holds a weight that is not finite"),
+        (lambda: mixing.spread(ALPHA * math.nan, ZETA, Q), "alpha holds a weight that is negative or not finite"),
+        (lambda: mixing.spread(ALPHA, ZETA * math.nan, Q), "zeta[0, 0] is nan; it must be finite"),
+        (lambda: shuffle.ring(2**70, GENERATOR), "N is 1180591620717411303424; it must be at most 100,000"),
+        (lambda: discrepancy.sketch(torch.ones(5), 2**70), "size is 1180591620717411303424; it must be at most"),
+        (lambda: discrepancy.Distances(ZETA)["a"], "rows is 'a'; it must be a tensor (n,) of int64"),
+        (lambda: discrepancy.reordered(ZETA.to_sparse(), torch.arange(3)), "zeta is sparse; convert it"),
+        (lambda: discrepancy.mean_and_noise([Q], [1, 2]), "2 sizes for fewer gradients; give one each"),
+        (lambda: discrepancy.mean_and_noise([Q, Q], [1]), "1 sizes for more gradients; give one each"),
+        (lambda: discrepancy.mean_and_noise([Q, Q], [1, -1]), "sizes is [1, -1]; it must hold the samples, above 0"),
+        (lambda: discrepancy.mean_and_noise([Q, Q[:2]], [1, 1]), "a gradient of 2 numbers after one of 3"),
+        (lambda: complexity.num_params(None, True), "scalable is None; it must be"),
+        (lambda: complexity.vc(10**400, 3), "it must be at most 4,611,686,018,427,387,904"),
         (lambda: shuffle.ring(0, GENERATOR), "N is 0; it must be a whole number of at least 1"),
         (lambda: shuffle.ring(3, None), "the generator is a NoneType; give a torch.Generator"),
         (lambda: shuffle.schedule(ALPHA, 3), "the generator is a int; give a torch.Generator"),
@@ -151,6 +174,12 @@ def test_the_spread_of_sparse_weights_in_single_precision_is_that_of_dense_ones(
     dense, sparse = (mixing.spread(alpha, ZETA, Q) for alpha in (ALPHA, ALPHA.to_sparse()))
     assert dense.dtype == sparse.dtype == torch.float64
     torch.testing.assert_close(sparse, dense)
+
+
+@pytest.mark.parametrize("rule", [{}, {"regularization": "level"}, {"share": 2**70}, {"share": 3}])
+def test_a_diagonal_that_is_not_zero_counts_for_neither_form_of_the_weights(rule):
+    zeta = ZETA + 50 * torch.eye(3)
+    assert torch.equal(mixing.sparse_weights(zeta, Q, N, **rule).to_dense(), mixing.weights(zeta, Q, N, **rule))
 
 
 @pytest.mark.parametrize(

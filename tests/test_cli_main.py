@@ -231,7 +231,7 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
     (tmp_path / "clients.csv").write_text("null")
     (tmp_path / "profile.csv").unlink()
     assert status(["report", str(tmp_path)]) == 0
-    said = "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv"
+    said = "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv (missing)"
     assert caplog.messages == [f"{tmp_path}: {said}"]
 
 

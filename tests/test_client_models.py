@@ -211,7 +211,7 @@ def test_another_process_needs_nothing_but_the_two_files(tmp_path, warm):
     ],
 )
 def test_what_is_no_folder_or_no_number_is_refused(args, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         load_client(*args)
 
 

@@ -160,5 +160,5 @@ def test_a_limit_above_what_there_is_changes_nothing():
     assert all([same(one.test, other.test) for one, other in zip(whole.clients, capped.clients)])
     few = load("digits", **options, max_test_samples=7)
     assert [len(client.test[1]) for client in few.clients] == [7, 7, 7]
-    with pytest.raises(ValueError, match="max_test_samples must be a whole number of at least 1; got 0"):
+    with pytest.raises(ValueError, match="max_test_samples is 0; it must be a whole number of at least 1"):
         load("digits", **options, max_test_samples=0)

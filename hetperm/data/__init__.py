@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from hetperm.advice import closest
+from hetperm.checks import whole
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
 from hetperm.data.partition import Share, divide
@@ -114,8 +115,7 @@ class Wanted:
         for label, value in numbers.items():
             if value is None and label != "num_clients":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{label} must be a whole number of at least 1; got {shown(value)}")
+            whole(1)(label, value)
         if not isinstance(self.partition, str | None):
             raise TypeError(f"partition is {shown(self.partition)}; it must be a text such as 'iid', or None")
         if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
@@ -124,7 +124,7 @@ class Wanted:
         if not isinstance(share, Real) or isinstance(share, bool):
             raise TypeError(f"validation_share is {shown(share)}; it must be a number from 0 to below 1")
         if not 0 <= share < 1:
-            raise ValueError(f"validation_share {share} is outside [0, 1)")
+            raise ValueError(f"validation_share {shown(share)} is outside [0, 1)")
 
     @property
     def samples(self) -> int | None:
@@ -182,7 +182,7 @@ def _maker(name: str) -> Callable[[Wanted], Problem]:
         return DATASETS[kind]
     close = closest(kind, DATASETS)
     advice = f"did you mean {_form(close, path)!r}?" if close else f"known are {', '.join(map(_form, DATASETS))}"
-    raise ValueError(f"unknown dataset {name!r}; {advice}")
+    raise ValueError(f"unknown dataset {shown(name)}; {advice}")
 
 
 def _form(kind: str, path: str = "") -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hetperm.advice import closest
 from hetperm.data.dealing import deal_alike, deal_all, deal_some
 from hetperm.randomness import seed_for
+from hetperm.texts import shown
 
 MOST_ROTATIONS = 360
 
@@ -182,7 +183,7 @@ def parse(partition: str, num_classes: int) -> tuple[Callable[..., _Plan | tuple
     if name not in PARTITIONS:
         close = closest(name, PARTITIONS)
         advice = f"did you mean {close + colon + text!r}?" if close else f"write one of {', '.join(_forms())}"
-        raise ValueError(f"unknown partition {partition!r}; {advice}")
+        raise ValueError(f"unknown partition {shown(partition)}; {advice}")
     rule, letter = PARTITIONS[name]
     if letter is None:
         if colon:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetperm.checks import LARGEST, whole
 from hetperm.texts import shown
 from submodels import ScalableModel
 
@@ -57,11 +58,9 @@ def numbers(name: str, value: Any, device: torch.device | None = None) -> Tensor
         raise TypeError(f"{name} is {shown(value)}; it must be a number, or a tensor or list of numbers") from error
 
 
-def count(name: str, value: Any, low: int) -> int:
-    """The value, which must be a whole number of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {low}")
-    return value
+def count(name: str, value: Any, low: int, high: int = LARGEST) -> int:
+    """The value, which must be a whole number from ``low`` to ``high``."""
+    return whole(low, high)(name, value)
 
 
 def module(name: str, value: Any) -> nn.Module:

@@ -26,7 +26,7 @@ def vc(num_params: int, num_layers: int) -> float:
         30720.0
     """
     for name, value in (("num_params", num_params), ("num_layers", num_layers)):
-        borders.count(name, value, 0)
+        borders.count(name, value, 0, 2**62)
     if num_params < 1 or num_layers < 1:
         raise ValueError(
             f"a network of {num_params} parameters in {num_layers} layers has no VC dimension; both are at least 1"
@@ -82,7 +82,7 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
 def num_params(scalable: ScalableModel, width: float) -> int:
     """The number of parameters of the model at a width."""
     borders.scalable("scalable", scalable)
-    if isinstance(width, Real) and width == 1:
+    if isinstance(width, Real) and not isinstance(width, bool) and width == 1:
         return sum(p.numel() for p in scalable.model.parameters())
     return scalable.axis_map.num_params(scalable.axis_map.counts(width))
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hetperm.checks import LARGEST_SEED
 from hetperm.mixing import borders
 from hetperm.randomness import generator_for
 from hetperm.texts import shown
@@ -112,7 +114,7 @@ class Distances:
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """(rows, N) the distances of some clients to all, in float64."""
-        wanted = self._rank[rows]
+        wanted = self._rank[rows if isinstance(rows, slice) else borders.order("rows", rows, len(self))]
         # The same clients are asked for again and again while candidates are compared.
         if self._asked is not None and torch.equal(self._asked[0], wanted):
             return self._asked[1].clone()
@@ -209,7 +211,7 @@ class Products:
 def reordered(zeta: "Tensor | Distances", order: Tensor) -> "Tensor | Distances":
     """Distances with the clients in another order: row k and column k belong to client ``order[k]``."""
     if not isinstance(zeta, Distances):
-        borders.square("zeta", zeta)
+        borders.dense("zeta", borders.square("zeta", zeta))
     borders.order("order", order, len(zeta))
     if isinstance(zeta, Tensor):
         return zeta[order][:, order]
@@ -291,8 +293,8 @@ def sketch(gradient: Tensor, size: int = 256, seed: int = 0) -> Tensor:
         >>> sketch(torch.tensor([1.0, 2.0, 4.0]), size=4)
         tensor([-4., -1.,  0., -2.])
     """
-    borders.count("size", size, 1)
-    borders.count("seed", seed, 0)
+    borders.count("size", size, 1, 2**30)
+    borders.count("seed", seed, 0, LARGEST_SEED)
     if borders.dense("gradient", gradient).dim() == 0 or not gradient.is_floating_point():
         raise ValueError(
             f"a gradient of shape {tuple(gradient.shape)} and {gradient.dtype}; it must be (..., d) floats"
@@ -363,13 +365,24 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
         >>> mean_and_noise([torch.tensor([0.0]), torch.tensor([4.0])], [3, 1])
         (tensor([1.]), 3.0)
     """
-    if not isinstance(gradients, Iterable) or not isinstance(sizes, Sequence):
+    scalar = isinstance(gradients, Tensor) and gradients.dim() == 0
+    if scalar or not isinstance(gradients, Iterable) or not isinstance(sizes, Sequence):
         raise TypeError(f"gradients is {shown(gradients)} and sizes {shown(sizes)}; give a list of each")
+    samples = borders.numbers("sizes", sizes)
+    if samples.dim() != 1 or len(samples) == 0 or not ((samples > 0) & samples.isfinite()).all():
+        raise ValueError(f"sizes is {shown(sizes)}; it must hold the samples, above 0, of each micro-batch")
     mean, total, spread = None, 0.0, 0.0
-    for gradient, size in zip(gradients, sizes, strict=True):
+    # Not a strict zip: gradients may come one by one, and its error would say nothing of micro-batches.
+    for gradient, size in itertools.zip_longest(gradients, samples.tolist()):
+        if gradient is None or size is None:
+            raise ValueError(
+                f"{len(sizes)} sizes for {'fewer' if gradient is None else 'more'} gradients; give one each"
+            )
         if borders.dense("a gradient", gradient).dim() != 1 or not gradient.is_floating_point():
             shape = tuple(gradient.shape)
             raise ValueError(f"a gradient of shape {shape} and {gradient.dtype}; it must be a vector of floats")
+        if mean is not None and gradient.shape != mean.shape:
+            raise ValueError(f"a gradient of {len(gradient)} numbers after one of {len(mean)}; all must have as many")
         total += size
         if mean is None:
             mean = gradient.clone()

@@ -84,6 +84,8 @@ def _blocks(zeta: Tensor | Distances) -> Iterator[Products | Rows]:
     for rows in _together(zeta):
         block = zeta[rows].double()
         check_distances(block, rows)
+        # A client does not differ from itself, whatever the diagonal says (as in `debias`): it is always in reach.
+        block.scatter_(1, rows[:, None], 0.0)
         yield Rows(rows, torch.arange(len(zeta), device=zeta.device), block)
 
 
@@ -178,6 +180,11 @@ def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     zeta, q, _ = estimates(zeta, q, torch.ones(len(alpha)))
     if q is None:
         raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
+    entries = alpha.coalesce().values() if alpha.is_sparse else alpha
+    if not (entries.isfinite() & (entries >= 0)).all():
+        raise ValueError("alpha holds a weight that is negative or not finite; rows of alpha lie on the simplex")
+    if not isinstance(zeta, Distances):
+        check_distances(zeta, owners_of(slice(None), q))
     if not alpha.is_sparse:
         D = debias(zeta[:], q, owners_of(slice(None), q))
         return ((alpha @ D) * alpha).sum(1) / 2

@@ -8,6 +8,7 @@ from typing import Literal
 from hetperm.mixing import borders
 from hetperm.texts import shown
 
+MOST_STEPS = 1_000_000  # of projected descent, as in the configuration
 SHARE = 0.7  # how much difference the "noise" rule finds worth sharing, in units of the noise of a gradient
 
 
@@ -32,7 +33,8 @@ class Rule:
     share: float = SHARE
 
     def __post_init__(self):
-        if not self.by_number and self.regularization not in ("noise", "level"):
+        lam = self.regularization
+        if not (_is_number(lam) and lam > 0 if self.by_number else isinstance(lam, str) and lam in ("noise", "level")):
             raise ValueError(
                 f"unknown regularization {shown(self.regularization)}; use 'noise', 'level' or a number above zero"
             )
@@ -40,12 +42,15 @@ class Rule:
             raise ValueError(
                 "alpha_steps is for a problem that is solved; regularization 'level' reads alpha off directly"
             )
-        number = isinstance(self.vc_weight, int | float) and 0 <= self.vc_weight <= sys.float_info.max
-        if not (number or self.vc_weight == "raw"):
+        raw = isinstance(self.vc_weight, str) and self.vc_weight == "raw"
+        if not raw and not (_is_number(self.vc_weight) and 0 <= self.vc_weight < math.inf):
             raise ValueError(f"vc_weight is {shown(self.vc_weight)}; it must be a number, zero or more, or 'raw'")
         if self.alpha_steps is not None:
-            borders.count("alpha_steps", self.alpha_steps, 0)
-        check_share(self.share)
+            borders.count("alpha_steps", self.alpha_steps, 0, MOST_STEPS)
+        for name in ("regularization", "vc_weight", "share"):
+            value = check_share(self.share) if name == "share" else getattr(self, name)
+            if not isinstance(value, str):
+                object.__setattr__(self, name, float(value))  # torch takes no whole number above 2^63
 
     @property
     def by_number(self) -> bool:
@@ -53,9 +58,16 @@ class Rule:
         return isinstance(self.regularization, int | float) and not isinstance(self.regularization, bool)
 
 
-def check_share(share: float) -> None:
-    """Raise an error if this is no share."""
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold, or infinite."""
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and (value == math.inf or abs(value) <= sys.float_info.max)
+
+
+def check_share(share: float) -> float:
+    """The share; an error if it is none."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
         raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
     if share > sys.float_info.max and share != math.inf:
         raise ValueError("share is larger than any number; give inf, with which all share alike")
+    return float(share)

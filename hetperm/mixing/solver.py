@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hetperm.mixing import borders, complexity
 from hetperm.mixing.discrepancy import Distances
-from hetperm.mixing.rule import SHARE, Rule, check_share
+from hetperm.mixing.rule import MOST_STEPS, SHARE, Rule, check_share
 from hetperm.mixing.simplex import water_fill
 from hetperm.texts import shown
 
@@ -69,7 +69,7 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         >>> descend(torch.tensor([0.0, 0.0, 9.0]), n=torch.ones(3), lam=1.0, steps=1)
         tensor([0.5000, 0.5000, 0.0000])
     """
-    borders.count("steps", steps, 0)
+    borders.count("steps", steps, 0, MOST_STEPS)
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
         # A step goes to alpha - (c + 2 lam alpha / n) / L, L = 2 lam / n_min; what all steps share is computed once.
@@ -144,7 +144,7 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
                 [7.0000, 7.0000, 0.0000]], dtype=torch.float64), tensor([4., 4., 2.], dtype=torch.float64))
     """
     zeta, q, n = estimates(zeta, q, n)
-    check_share(share)
+    share = check_share(share)
     if q is None:
         raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
     _finite("zeta", zeta[:], range(len(zeta)))
@@ -278,6 +278,8 @@ def problem(
     # Complexity is a property of the host j, so it adds the same cost to column j of every row.
     h = complexity.term(vc, n) if with_vc else 0.0
     extra = rule.vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
+    if with_vc and not bool(extra.isfinite().all()):
+        raise ValueError(f"vc_weight {rule.vc_weight:g} makes costs too large for a number; give a smaller one")
     noise = None if rule.by_number else _own_noise(zeta, q, n)
     height = LEVEL * _noise_of_a_distance(zeta, q) if rule.regularization == "level" else None
     return Problem(zeta, q, n, rule, extra, noise, height)

@@ -14,10 +14,12 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from hetperm import __version__
+from hetperm.checks import LARGEST, path
 from hetperm.device.bench import logits_of
 from hetperm.plugins import load_installed
 from hetperm.runs import files
 from hetperm.runs.building import named
+from hetperm.runs.placement import device_of
 from hetperm.shards import Inputs
 from hetperm.texts import shown
 from submodels import IndexSet, ScalableModel
@@ -106,20 +108,21 @@ def load_client(
         device: where the tensors are put.
     """
     if not isinstance(model, nn.Module | ScalableModel | None):
-        raise TypeError(f"{model!r} is not a model; give an nn.Module at full width")
-    path, manifest = _file(folder, i, "safetensors"), _usable(read_manifest(folder, i), _file(folder, i, "json"))
-    raw = path.read_bytes()
+        raise TypeError(f"{shown(model)} is not a model; give an nn.Module at full width")
+    device = device_of(device, hollow=True)
+    file, manifest = _file(folder, i, "safetensors"), _usable(read_manifest(folder, i), _file(folder, i, "json"))
+    raw = file.read_bytes()
     if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:
-        raise ValueError(f"{path} is not the file that its manifest describes (sha256); copy both again from the run")
+        raise ValueError(f"{file} is not the file that its manifest describes (sha256); copy both again from the run")
     try:
         stored = safetensors.load(raw)
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file ({error}); copy it again from the run") from error
+        raise ValueError(f"{file} is no safetensors file ({error}); copy it again from the run") from error
     # Copied into memory that torch aligns: the last bit of a matrix product depends on alignment.
     tensors = {name: x.to(device, copy=True) for name, x in stored.items()}
     template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
     _check(template, tensors, manifest, given=model is not None)
-    _check_numbers(template, stored, path)
+    _check_numbers(template, stored, file)
     return template.filled(tensors).eval()
 
 
@@ -169,14 +172,13 @@ def _stem(i: int) -> str:
 
 def _candidates(folder: str | Path) -> tuple[Path, Path]:
     """Where a client's files may be: in models/ of a run folder, or in the folder itself."""
-    return Path(folder) / "models", Path(folder)
+    folder = path("the folder", folder)
+    return folder / "models", folder
 
 
 def _file(folder: str | Path, i: int, kind: str) -> Path:
     """One of the two files of client i; an error if either is missing."""
-    if not isinstance(folder, str | Path):
-        raise TypeError(f"the folder is {shown(folder)}; it must be a path")
-    if isinstance(i, bool) or not isinstance(i, int):
+    if isinstance(i, bool) or not isinstance(i, int) or abs(i) > LARGEST:
         raise TypeError(f"the client is {shown(i)}; it must be a whole number, its position in the run")
     for parent in _candidates(folder):
         paths = {ending: parent / f"{_stem(i)}.{ending}" for ending in _FILES}

@@ -395,8 +395,8 @@ def altered(folder: Path) -> list[str]:
 
 
 def warn_of_altered(folder: Path) -> None:
-    """Warn of files that are not as the run wrote them: figures may be of something else."""
-    names = altered(folder)
+    """Warn of files that are missing or not as the run wrote them: figures are left out, or of something else."""
+    names = [name if (folder / name).exists() else f"{name} (missing)" for name in altered(folder)]
     if names:
         log.warning("%s: not as the run wrote it, going by %s: %s", folder, CHECKSUMS, ", ".join(names))
 

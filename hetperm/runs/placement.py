@@ -18,22 +18,29 @@ from hetperm.methods import METHODS
 from hetperm.runs.local_steps import recipe_of, step_of
 from hetperm.server.federation import own_widths
 from hetperm.shards import Shard, Stored, mapped
+from hetperm.texts import shown
 
 
-def device_of(name: str) -> torch.device:
-    """The device of this name; "auto" is a GPU if there is one, else the CPU."""
+def device_of(name: str | torch.device, *, hollow: bool = False) -> torch.device:
+    """The device of this name; "auto" is a GPU if there is one, else the CPU.
+
+    Args:
+        hollow: whether it may be the meta device, which holds no numbers.
+    """
+    if not isinstance(name, str | torch.device):
+        raise TypeError(f"the device is {shown(name)}; it must be a name such as 'cpu' or 'cuda:0'")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         if device.type == "cpu" and device.index:
             raise RuntimeError("a machine has one CPU device")
-        if device.type == "meta":
+        if device.type == "meta" and not hollow:
             raise RuntimeError("it holds no numbers")
         # A name can be valid and the device missing; only an allocation shows it.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise ValueError(f"device {name!r} is not there; use 'auto' or 'cpu'") from error
+        raise ValueError(f"device {shown(str(name))} is not there; use 'auto' or 'cpu'") from error
     return device
 
 

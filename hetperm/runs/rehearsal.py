@@ -14,7 +14,7 @@ from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
 from hetperm.metrics import Metric
-from hetperm.shards import Inputs, Shard, Stored, batches_of, first, known_labels, mapped, read
+from hetperm.shards import Inputs, Shard, Stored, View, batches_of, first, known_labels, mapped, read
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -146,6 +146,7 @@ def rehearse(
     try:
         with torch.random.fork_rng(devices=[]):
             x, y = at_model(model, _two_samples(0, clients[0]))
+            _check_kinds(clients)
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
@@ -172,6 +173,35 @@ def rehearse(
         for part, training in modes:
             part.training = training
     return raw[0]
+
+
+def _check_kinds(clients: Sequence[Client]) -> None:
+    """Raise an error if inputs or labels are of one kind here and of another there; Datasets are not read."""
+    like = _in_memory(clients[0].train)
+    for i, client in enumerate(clients):
+        for part, shard in (("training", client.train), ("validation", client.val), ("test", client.test)):
+            for noun, x in _in_memory(shard).items():
+                if noun not in like:
+                    continue
+                if x.is_floating_point() != like[noun].is_floating_point():
+                    raise ValueError(
+                        f"client {i}: its {part} {noun} are {x.dtype} and the training {noun} of client 0 "
+                        f"{like[noun].dtype}; convert classes with .long() and measurements with .float()"
+                    )
+                if x.dim() != like[noun].dim():
+                    shapes = tuple(x.shape[1:]), tuple(like[noun].shape[1:])
+                    raise ValueError(
+                        f"client {i}: one of its {part} {noun} has shape {shapes[0]} and one of the training {noun} of "
+                        f"client 0 {shapes[1]}; give all as many dimensions"
+                    )
+
+
+def _in_memory(shard: Shard | None) -> dict[str, Tensor]:
+    """The inputs, if they are one tensor, and the labels, of the pool that a view is of; none of a Dataset."""
+    if shard is None or isinstance(shard, Stored):
+        return {}
+    pair = shard.pool if isinstance(shard, View) else shard
+    return {noun: x for noun, x in zip(("inputs", "labels"), pair, strict=True) if isinstance(x, Tensor)}
 
 
 def _of_other_shapes(clients: Sequence[Client]) -> list[int]:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hetperm.mixing import borders
 
+MOST = 100_000  # clients of a ring, which has N^2 entries
 Round = list[tuple[int, int]]
 
 
@@ -26,7 +27,7 @@ def ring(N: int, generator: torch.Generator) -> Tensor:
                 [0, 1, 2],
                 [1, 2, 0]])
     """
-    borders.count("N", N, 1)
+    borders.count("N", N, 1, MOST)
     _check_generator(generator)
     sigma = torch.randperm(N, generator=generator)
     return sigma[(torch.arange(N)[:, None] + torch.arange(N)) % N]
