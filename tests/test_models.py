@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from submodels import Random, Rolling, ScalableModel, Static, norms, zoo
+from submodels.resnet import ResNet
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Row:
 
 def _library(name: str, image: int | tuple[int, ...] = 32, **options) -> Callable[[], nn.Module]:
     return functools.partial(zoo.build, name, in_channels=3, num_classes=10, image_size=image, **options)
+
+
+def _resnet18_cifar() -> nn.Module:
+    return ResNet(3, 10, channels=(16, 32, 64, 128), blocks=2)  # with a quarter of the channels
 
 
 def _mixer() -> nn.Module:
@@ -70,7 +75,7 @@ ZOO = {
     "mlp": Row(_library("mlp", 16), image=(3, 16, 16), share=0.45),
     "cnn": Row(_library("cnn", 16), image=(3, 16, 16)),
     "har-cnn": Row(_library("har-cnn", (32,)), image=(3, 32)),
-    "resnet18-cifar": Row(_library("resnet18-cifar", 16), image=(3, 16, 16), share=0.26),
+    "resnet18-cifar": Row(_resnet18_cifar, image=(3, 16, 16), share=0.26),
 }
 SMALL, LARGER, SWIN = (3, 32, 32), (3, 64, 64), (3, 56, 56)
 LIBRARY = {
@@ -233,6 +238,11 @@ def test_a_sub_model_trains_a_step(name):
 def test_the_zoo_is_in_the_table_but_for_logistic_regression_which_has_nothing_to_cut():
     # The table has images; char-lstm takes characters, and is proved exact in test_zoo.py.
     assert set(zoo.MODELS) - set(ZOO) == {"logistic", "char-lstm"}
+    with torch.device("meta"):  # the row has fewer channels, and the same parts
+        whole, row = _library("resnet18-cifar", 16)(), _resnet18_cifar()
+    assert [(name, type(part)) for name, part in whole.named_modules()] == [
+        (name, type(part)) for name, part in row.named_modules()
+    ]
     with pytest.raises(ValueError, match="nothing in Sequential can be cut"):
         ScalableModel(_library("logistic", 16)(), torch.zeros(2, 3, 16, 16))
 

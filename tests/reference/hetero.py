@@ -6,6 +6,7 @@ that their coordinates have no gradient and stay as they are. A personal model i
 its own units means nothing. Whatever is drawn (batches, schedules, presence, random units) is handed in as ``draw``.
 """
 
+import functools
 import itertools
 import math
 
@@ -44,11 +45,16 @@ def places(x):
 
 def mask(units, model):
     """Six tensors of ones and zeros."""
-    out = [torch.zeros_like(x) for x in model]
+    return list(_mask(tuple(tuple(held) for held in units), tuple(x.shape for x in model)))
+
+
+@functools.cache  # a part is looked at in every step; nobody writes into what is returned
+def _mask(units, shapes):
+    out = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
     for tensor, x in enumerate(out):
         for place in places(x):
             x[place] = float(holds(units, tensor, place))
-    return out
+    return tuple(out)
 
 
 def num_params(units, model):
