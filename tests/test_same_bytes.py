@@ -3,6 +3,7 @@
 import io
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 import same_bytes
@@ -29,10 +30,26 @@ def before(tmp_path_factory):
     return path
 
 
+def of_checkout(path: Path) -> str:
+    """The driver, for a process that has imported this checkout: it forgets it, and imports another."""
+    return f"""
+import os, sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("hetperm", "submodels")]:
+    del sys.modules[name]
+os.chdir({str(path)!r})
+sys.path.insert(0, {str(path)!r})
+{same_bytes.DRIVER}
+for name, module in sys.modules.items():
+    if name.partition(".")[0] in ("hetperm", "submodels"):
+        assert module.__spec__.origin.startswith({str(path)!r}), module
+"""
+
+
 @pytest.mark.slow
 def test_runs_give_the_same_bytes_as_before(before, tmp_path, warm):
     cases = {name: same_bytes.CASES[name] | SMALL for name in CASES}
-    same_bytes.run_cases(before, cases, tmp_path / "before")
+    done = warm.run(same_bytes.jobs(cases, tmp_path / "before"), code=of_checkout(before))
+    assert done.returncode == 0, done.stderr
     done = warm.run(same_bytes.jobs(cases, tmp_path / "now"), code=same_bytes.DRIVER)
     assert done.returncode == 0, done.stderr
     differing = {
@@ -50,3 +67,20 @@ def test_a_file_that_differs_or_is_missing_is_named(tmp_path):
     (tmp_path / "now" / "models" / "client_000.json").write_text("{}")
     assert same_bytes.differences(tmp_path / "before", tmp_path / "now") == ["models/client_000.json", "summary.json"]
     assert same_bytes.differences(tmp_path / "before", tmp_path / "now", "models/*") == ["models/client_000.json"]
+
+
+def test_cases_are_run_by_the_code_of_the_other_checkout_with_the_settings_that_it_knows(tmp_path):
+    (tmp_path / "hetperm").mkdir()
+    (tmp_path / "hetperm" / "__init__.py").write_text(
+        "def run(settings): open(settings.pop('out'), 'w').write(f'{settings}')"
+    )
+    (tmp_path / "hetperm" / "config.py").write_text(
+        "from types import SimpleNamespace\n"
+        "FIELDS = ('step_cap', 'steps')\n"
+        "load = lambda name: SimpleNamespace(override=lambda **settings: settings | {'name': name})\n"
+    )
+    same_bytes.run_cases(tmp_path, {"case": {"steps": 3, "unknown": 1}}, tmp_path)
+    assert (tmp_path / "case").read_text() == "{'steps': 3, 'quiet': True, 'name': 'digits'}"
+    (tmp_path / "hetperm" / "__init__.py").write_text("def run(settings): raise ValueError('broken')")
+    with pytest.raises(RuntimeError, match=r"(?s)did not run all cases:.*broken"):
+        same_bytes.run_cases(tmp_path, {"case": {}}, tmp_path)
