@@ -20,7 +20,6 @@ from hetperm.server.federation import Federation
 from hetperm.texts import shown
 
 LARGEST = 1_000_000  # of whole numbers in a method's table
-RATES = ("lr", "fine_tune_lr", "inner_lr", "head_lr")  # step sizes of rivals
 FINE_TUNE_STEPS = 100  # unless the method's table says otherwise
 
 
@@ -126,7 +125,7 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
     }
     # A rival that sets no step size gets that of PERM's warm-up; its other step sizes follow its own.
     values.setdefault("lr", config.global_lr)
-    for rate in RATES[1:]:
+    for rate in ("fine_tune_lr", "inner_lr", "head_lr"):
         values.setdefault(rate, values["lr"])
     # At least half of the steps train the model that is fine-tuned: in a short run 100 would leave nothing to tune.
     values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
@@ -177,10 +176,8 @@ def _checked(method: str, name: str, value: Any) -> Any:
     # Keys that the configuration has too obey the same limits there and here.
     if name in FIELDS:
         return check_field(name, value, f"[{method}]: {name}")
-    if name in RATES:
-        if value is None:  # the configuration's stands for a default, and a table has none
-            raise ValueError(f"[{method}]: {name} is None; it must be a number, or leave it out")
-        return check_field("global_lr", value, f"[{method}]: {name}")  # a rival's step sizes obey PERM's limits
+    if name == "lr":  # not 0, as PERM's: a rival that does not move would be a line of the table
+        return check_field("global_lr", value, f"[{method}]: {name}")
     good, wanted = KINDS[types[name]]
     if not good(value):
         raise ValueError(f"[{method}]: {name} is {shown(value)}; it must be {wanted}")

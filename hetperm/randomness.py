@@ -20,9 +20,9 @@ def seed_for(seed: int, *key: int | str) -> int:
         >>> seed_for(0, "mask", 3, 7)
         2409423943556737431
     """
-    # repr keeps ("ab", "c") and ("a", "bc") apart. Python's hash() would differ between processes.
     if abs(operator.index(seed)) > LARGEST_SEED:
         raise ValueError(f"seed is {shown(seed)}; it must be below 2^64")
+    # repr keeps ("ab", "c") and ("a", "bc") apart. Python's hash() would differ between processes.
     text = repr((operator.index(seed), *map(_part, key)))
     # One bit is dropped so that the seed fits a signed 64-bit integer.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

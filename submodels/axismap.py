@@ -323,15 +323,17 @@ class AxisMap:
         return lines
 
 
-def check_counts(noun: str, counts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """The channels of every group, in a tuple; an error if they are not some of groups of these sizes."""
-    if not isinstance(counts, tuple | list) or len(counts) != len(sizes):
+def check_counts(noun: str, counts: Sequence[int], sizes: Sequence[int], low: int = 0) -> tuple[int, ...]:
+    """The channels of every group, in a tuple; an error if they are not ``low`` or more of groups of these sizes."""
+    if not isinstance(counts, tuple | list):
         raise TypeError(f"{noun} is {shown(counts)}; it must be a list of {len(sizes)} numbers, one for each group")
-    for kept, size in zip(counts, sizes):
-        if not isinstance(kept, Integral) or isinstance(kept, bool) or not 0 <= kept <= size:
-            raise ValueError(
-                f"{noun} {shown(counts)} are not those of groups of {shown(sizes)} channels; keep some of each"
-            )
+    fits = [
+        isinstance(kept, Integral) and not isinstance(kept, bool) and low <= kept <= size
+        for kept, size in zip(counts, sizes)
+    ]
+    if len(counts) != len(sizes) or not all(fits):
+        wanted = f"keep {low} or more of each"
+        raise ValueError(f"{noun} {shown(counts)} are not those of groups of {shown(sizes)} channels; {wanted}")
     return tuple(counts)
 
 

@@ -54,9 +54,9 @@ class Rolling:
             raise ValueError(f"Rolling step {given} is neither a whole number of channels nor a fraction below 1")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
-        step = self.step if self.step >= 1 else self.step * group.size
         # The guard: 0.29 * 100 is 28.999999999999996 in floating point, and means 29.
-        return (torch.arange(kept) + math.floor(round * step + 1e-9) % group.size) % group.size
+        shift = round * int(self.step) if self.step >= 1 else math.floor(round * self.step * group.size + 1e-9)
+        return (torch.arange(kept) + shift % group.size) % group.size
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ class Random:
     seed: int = 0
 
     def __post_init__(self):
-        if (
-            not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or abs(self.seed) >= 2**64
-        ):  # it is hashed as a text, and nearly anything has one
+        # It is hashed as a text, and nearly anything has one.
+        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or abs(self.seed) >= 2**64:
             raise TypeError(f"Random seed {shown(self.seed)} is not a whole number below 2^64")
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:

@@ -151,10 +151,8 @@ class ScalableModel:
 
     def template_of(self, counts: Sequence[int]) -> Template:
         """The template that keeps so many channels of every group; made once."""
-        counts = check_counts("counts", counts, self.sizes)
+        counts = check_counts("counts", counts, self.sizes, low=1)
         if counts not in self._templates:
-            if 0 in counts:
-                raise ValueError(f"counts {shown(counts)} leave a group without channels; keep 1 or more of each")
             self._templates[counts] = Template.of(self.model, self.axis_map, counts, with_config=True)
         return self._templates[counts]
 

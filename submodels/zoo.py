@@ -387,8 +387,8 @@ def classifier(model: nn.Module, num_classes: int) -> list[str]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {shown(model)}; it must be an nn.Module")
-    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool):
-        raise TypeError(f"num_classes is {shown(num_classes)}; it must be a whole number")
+    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or not 0 <= num_classes <= 10**9:
+        raise TypeError(f"num_classes is {shown(num_classes)}; it must be a whole number, up to a billion")
     paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     last = [path for path in paths if model.get_submodule(path).out_features == num_classes][-1:]
     layers = [(path, model.get_submodule(path)) for path in last]

@@ -69,7 +69,7 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(words, sentence, trai
 
 FILES = [
     ("local_step = 5", "run.toml: unknown key 'local_step'; did you mean 'local_steps'?"),
-    ("[fedavg]\nlr = 'fast'", "[fedavg]: lr is 'fast'; it must be 0 or a number from 1e-12 to 1e38"),
+    ("[fedavg]\nlr = 'fast'", "[fedavg]: lr is 'fast'; it must be a number from 1e-12 to 1e38"),
     ("[apfl]\nmix = 2", "mix 2.0 is outside [0, 1]; it is the weight of a client's own model in apfl"),
 ]
 

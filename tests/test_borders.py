@@ -138,7 +138,6 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         (lambda: mixing.Rule(vc_weight=True), "vc_weight is True; it must be a number, zero or more, or 'raw'"),
         (lambda: mixing.Rule(vc_weight=np.zeros(2)), "vc_weight is array([0., 0.]); it must be a number"),
         (lambda: mixing.sparse_weights(ZETA, Q, N, vc=N, vc_weight=1e308), "vc_weight 1e+308 makes costs too large"),
-        (lambda: mixing.rows_of(torch.full((2, 2), math.nan)), "alpha holds a weight that is not finite"),
         (lambda: mixing.spread(ALPHA * math.nan, ZETA, Q), "alpha holds a weight that is negative or not finite"),
         (lambda: mixing.spread(ALPHA, ZETA * math.nan, Q), "zeta[0, 0] is nan; it must be finite"),
         (lambda: shuffle.ring(2**70, GENERATOR), "N is 1180591620717411303424; it must be at most 100,000"),

@@ -16,14 +16,14 @@ MAY_IMPORT = {
     "checks": "advice texts",
     "shards": "texts",
     "client": "shards texts",
-    "randomness": "",
+    "randomness": "checks texts",
     "params": "",
     "state": "params",
     "plugins": "texts",
     "config": "advice checks plugins texts",
     "profile": "advice checks config randomness texts",
-    "trace": "advice config texts",
-    "mixing": "randomness texts",
+    "trace": "advice checks config texts",
+    "mixing": "checks randomness texts",
     "device": "mixing params client shards",
     "engine": "device params client shards memory",
     # Rounds and algorithms hand out tasks; which engine runs them is not theirs to know.
@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "algorithms": "server engine.task device mixing params state client randomness",
     "methods": "algorithms server.federation params config advice texts",
     "metrics": "advice texts",
-    "data": "client shards randomness advice memory texts",
+    "data": "client shards randomness advice checks memory texts",
     "report": "texts",  # reads the files of a run and nothing else
     "runs": "report data metrics methods algorithms server engine device mixing params state client shards randomness "
     "profile trace config plugins checks advice texts memory",
@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "cli": "federated bench runs report data methods algorithms server engine device mixing params state client "
     "randomness profile config checks advice texts",
     # What others register, in every room that has names; nothing of ours imports it but by a public name of hetperm.
-    "registry": "methods metrics data algorithms server.federation params config texts",
+    "registry": "methods metrics data algorithms server.federation params config checks texts",
     "__init__": "",  # names its modules as texts, and imports them when asked
     "__main__": "cli",
 }

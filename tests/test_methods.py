@@ -164,10 +164,9 @@ WHOLE = "a whole number of at least 0 and at most 1,000,000"
         ("local", {"lr": 0}, "[local]: lr is 0; it must be a number from 1e-12 to 1e38"),
         (
             "fedavg-ft",
-            {"fine_tune_lr": 0.0},
-            "[fedavg-ft]: fine_tune_lr is 0.0; it must be a number from 1e-12 to 1e38",
+            {"fine_tune_lr": -0.1},
+            "[fedavg-ft]: fine_tune_lr is -0.1; it must be 0 or a number from 1e-12 to 1e38",
         ),
-        ("fedrep", {"head_lr": None}, "[fedrep]: head_lr is None; it must be a number, or leave it out"),
         ("ifca", {"clusters": 1_000_000}, "1000000 clusters: ifca takes at most 100"),
         ("pfedme", {"prox": True}, "[pfedme]: prox is True; it must be 0 or a number from 1e-12 to 1e38"),
         ("apfl", {"adaptive": 1}, "[apfl]: adaptive is 1; it must be true or false"),

@@ -54,8 +54,6 @@ def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
     """The positions (2, entries) and the values of the non-zero entries, row by row."""
     alpha = borders.square("alpha", alpha).detach()
     alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
-    if not alpha.values().isfinite().all():
-        raise ValueError("alpha holds a weight that is not finite; rows of alpha lie on the simplex")
     # A sparse tensor may store explicit zeros; those are no partners.
     keep = alpha.values() != 0
     return alpha.indices()[:, keep], alpha.values()[keep]
