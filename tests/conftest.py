@@ -45,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[TUNABLES]  # read when this process began; those that tests start measure memory
     elif config.getoption("numprocesses", None):
         os.environ.setdefault(TUNABLES, LARGE_PAGES)
+        return  # this process hands tests to workers and runs none
+    untimed()
+
+
+def untimed() -> None:
+    """Let no test fail because the machine is slow or busy: without this, hypothesis allows 0.2 seconds an example."""
+    from hypothesis import settings
+
+    settings.register_profile("untimed", settings(), deadline=None)
+    settings.load_profile("untimed")
 
 
 # Files whose tests take seconds each: first, so that the last tests to be shared among workers are short ones.

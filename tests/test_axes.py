@@ -445,7 +445,7 @@ def _axes(draw, depth=2):
     return product(parts) if kind == "product" else concat(parts)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(_axes(), st.floats(0.01, 1))
 def test_growth_is_the_size_at_every_width(axis, width):
     axis_map = _compiled({"x": [axis]})
@@ -528,7 +528,7 @@ def _journeys(draw):
     return journey
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(_journeys(), st.sampled_from([None, "whole", "dim"]), st.data())
 def test_moving_the_kept_labels_is_keeping_of_the_moved_labels(journey, heads, data):
     rows = {"start": journey.start, "end": journey.axes} | {str(i): axes for i, (axes, _) in enumerate(journey.steps)}
@@ -576,7 +576,7 @@ def _compiled_size(axis, axis_map, counts):
     return axis.size if is_frozen(axis) else (math.prod if axis.kind == "product" else sum)(parts)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_frozen_is_ever_free_again(data):
     pool = [data.draw(_axes()) for _ in range(4)]

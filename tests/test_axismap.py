@@ -54,7 +54,7 @@ def test_the_width_that_names_a_count_gives_that_count():
         assert [axis_map.counts(k / size) for k in range(1, size + 1)] == [(k,) for k in range(1, size + 1)]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(2, 2048), st.floats(1e-3, 1), st.floats(1e-3, 1))
 def test_counts_grow_with_the_width_and_never_fall_short_of_it(size, a, b):
     axis_map = AxisMap((ChannelGroup(0, size),), {}, {}, {}, frozenset(), (), {})

@@ -109,7 +109,7 @@ ROWS = st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
 EXTRA = st.none() | st.dictionaries(st.text(max_size=3), VALUES | st.lists(VALUES, max_size=3) | ROWS, max_size=3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(states(), st.lists(ROWS, max_size=3), st.booleans(), EXTRA)
 def test_what_is_loaded_is_what_was_saved(tmp_path_factory, state, history, finished, extra):
     path = tmp_path_factory.mktemp("any") / "x.safetensors"

@@ -48,7 +48,7 @@ class Allocations(TorchDispatchMode):
 # Distances
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
 def test_distances_are_those_of_the_reference(N, d, seed):
     g = torch.randn(N, d, generator=_generator(seed), dtype=torch.float64)
@@ -215,7 +215,7 @@ def test_noise_by_hand():
     assert discrepancy.noise(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])) == pytest.approx(8 / 6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 1000))
 def test_noise_is_that_of_the_reference(m, d, seed):
     g = torch.randn(m, d, generator=_generator(seed), dtype=torch.float64)

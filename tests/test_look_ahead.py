@@ -135,7 +135,7 @@ def test_a_held_out_half_judges_steps_with_the_gradient_of_the_other_half(n, mos
     torch.testing.assert_close(table, expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(0, 11))
 def test_no_sample_judges_a_step_that_it_has_made(seed, changed):
     """Alone, a client steps along its own gradient: what a sample says of it must not depend on its own gradient."""

@@ -53,7 +53,7 @@ def test_by_hand():
     assert mixing.solve(torch.tensor([1.0, 1.0]), torch.tensor([1, 3]), 1.0).tolist() == [0.25, 0.75]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_problems())
 def test_the_solution_fulfils_the_conditions_of_a_minimum(problem):
     c, n, lam = problem
@@ -62,7 +62,7 @@ def test_the_solution_fulfils_the_conditions_of_a_minimum(problem):
     assert abs(math.fsum(alpha) - 1) <= 1e-12
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(_problems(most=8))
 def test_the_solution_is_where_a_long_projected_descent_ends(problem):
     c, n, lam = problem
@@ -70,7 +70,7 @@ def test_the_solution_is_where_a_long_projected_descent_ends(problem):
     assert (alpha - _double(perm_maths.descend(c, n, lam, steps=200))).abs().max() <= 1e-8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_problems(most=5000))
 def test_the_solution_is_that_of_the_reference(problem):
     c, n, lam = problem
@@ -78,7 +78,7 @@ def test_the_solution_is_that_of_the_reference(problem):
     assert (alpha - _double(perm_maths.solve(c, n, lam))).abs().max() <= 1e-8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_problems(), st.randoms(use_true_random=False))
 def test_relabelling_clients_relabels_the_solution_and_the_descent_exactly(problem, random):
     c, n, lam = _double(problem[0]), torch.tensor(problem[1]), problem[2]
@@ -98,7 +98,7 @@ def test_relabelling_many_clients_with_ties_in_everything_is_exact():
         assert torch.equal(relabelled, mixing.solve(c.double(), n, lam)[order][:, order])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(_problems())
 def test_a_cost_that_all_share_changes_nothing(problem):
     c, n, lam = _double(problem[0]), torch.tensor(problem[1]), problem[2]
@@ -164,7 +164,7 @@ def test_large_and_small_clients_together_keep_every_digit():
 # The paper's descent
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(_problems(), st.integers(1, 200))
 def test_with_equal_samples_one_step_is_exact(problem, n):
     c, lam = _double(problem[0]), problem[2]
@@ -172,7 +172,7 @@ def test_with_equal_samples_one_step_is_exact(problem, n):
     assert (mixing.descend(c, samples, lam, steps=1) - mixing.solve(c, samples, lam)).abs().max() <= 1e-10
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(_problems(most=8), st.integers(0, 20))
 def test_the_descent_is_that_of_the_reference_step_by_step(problem, steps):
     c, n, lam = problem
@@ -200,7 +200,7 @@ def test_no_step_leaves_uniform_weights():
 # Rules for lam; the rule "noise" has a file of its own
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_reports())
 def test_the_level_rule_is_that_of_the_reference(reports):
     zeta, q, n, _ = reports
@@ -219,7 +219,7 @@ def test_the_level_rule_solves_the_problem_with_a_lam_for_each_client():
 
 
 @pytest.mark.parametrize("regularization", ["noise", "level", 3.0])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(reports=_reports(), random=st.randoms(use_true_random=False))
 def test_relabelling_clients_relabels_alpha_exactly(regularization, reports, random):
     order = list(range(len(reports[0])))

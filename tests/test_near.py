@@ -30,7 +30,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.indices(), other.indices()) and torch.equal(one.values(), other.values())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 40),

@@ -96,7 +96,7 @@ def test_a_client_of_very_many_samples_is_no_partner_for_being_large():
 # Against loops
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(reports(), SHARES, st.sampled_from([0.0, 0.05, 1.0]))
 def test_weights_are_those_of_the_reference(given_, share, vc_weight):
     zeta, q, n, vc = given_
@@ -112,7 +112,7 @@ def test_weights_are_those_of_the_reference(given_, share, vc_weight):
         assert torch.allclose(lam, double(expected), rtol=1e-12, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(reports(), SHARES, st.sampled_from([0.0, 0.5]))
 def test_partners_are_the_smallest_set_of_clients_below_its_own_level(given_, share, vc_weight):
     zeta, q, n, vc = given_
@@ -134,7 +134,7 @@ def test_there_can_be_several_such_sets():
     ] == {0}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(reports(), SHARES)
 def test_the_weights_are_the_minimiser_of_the_mixing_problem_with_the_lam_it_names(given_, share):
     zeta, q, n, _ = given_
@@ -158,7 +158,7 @@ def test_a_long_descent_ends_there():
 # Laws
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(reports(most=12), SHARES, st.sampled_from([0.0, 0.05]), st.randoms(use_true_random=False))
 def test_relabelling_clients_relabels_the_weights_to_the_bit(given_, share, vc_weight, random):
     zeta, q, n, vc = given_
@@ -181,7 +181,7 @@ def test_relabelling_many_clients_with_ties_in_everything_is_exact():
         assert torch.equal(other, mixing.weights(zeta, q, n, share=share)[order][:, order])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(reports(), SHARES, st.sampled_from([0.0, 0.05]))
 def test_clients_of_equal_cost_are_all_partners_or_none_is(given_, share, vc_weight):
     alpha = mixing.weights(*given_[:3], vc=given_[3], vc_weight=vc_weight, share=share)
@@ -190,7 +190,7 @@ def test_clients_of_equal_cost_are_all_partners_or_none_is(given_, share, vc_wei
             assert len({a > 0 for a, c in zip(row, cost, strict=True) if c == price}) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(reports(), SHARES, st.sampled_from([0.0, 0.05]), st.sampled_from([-40, -3, 1, 60]))
 def test_gradients_of_another_scale_have_the_same_weights(given_, share, vc_weight, power):
     zeta, q, n, vc = given_
@@ -205,7 +205,7 @@ def test_so_they_have_where_all_gradients_are_equal():
     assert torch.equal(one, other) and one[0, 0] < 10 / 30
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(reports(), SHARES)
 def test_of_ten_copies_of_everybody_each_gets_a_tenth(given_, share):
     """So a client leans on its group as much as before, whether the group is small or large."""
@@ -219,7 +219,7 @@ def test_of_ten_copies_of_everybody_each_gets_a_tenth(given_, share):
     assert (many - once[copies][:, copies] / 10).abs().max() <= 1e-12
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(reports(), SHARES)
 def test_a_client_in_two_halves_is_as_good_as_the_whole(given_, share):
     zeta, q, n, _ = given_
@@ -248,7 +248,7 @@ def test_a_thousand_clients_far_away_change_no_bit_of_a_row(samples):
         assert torch.equal(many[:30, :30], few) and not many[:30, 30:].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(reports(most=10), st.sampled_from([0.0, 0.05]))
 def test_with_a_larger_share_no_partner_is_lost(given_, vc_weight):
     zeta, q, n, vc = given_
@@ -258,7 +258,7 @@ def test_with_a_larger_share_no_partner_is_lost(given_, vc_weight):
     assert sets[-1] == [set(range(len(n)))] * len(n)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(reports(), st.sampled_from([0.0, 0.05]), st.sampled_from([None, 3]))
 def test_a_share_of_nothing_is_alone_and_one_without_end_goes_by_samples(given_, vc_weight, alpha_steps):
     zeta, q, n, vc = given_
@@ -273,7 +273,7 @@ def test_a_share_of_nothing_is_alone_and_one_without_end_goes_by_samples(given_,
 # How far apart partners are
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(reports(), SHARES)
 def test_the_spread_of_partners_is_that_of_the_reference_dense_or_sparse(given_, share):
     zeta, q, n, _ = given_

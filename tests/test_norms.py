@@ -183,7 +183,7 @@ def test_equal_batches_give_the_cumulative_mean_of_torch_itself():
         assert net[i].num_batches_tracked == reference[i].num_batches_tracked
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cuts=st.sets(st.integers(1, 5), max_size=4), seed=st.integers(0, 99))
 def test_the_first_layer_does_not_depend_on_how_samples_are_batched(cuts, seed):
     x = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -59,7 +59,7 @@ def test_one_seed_decides_everything_and_another_seed_decides_otherwise(partitio
     assert facts(shares_of(partition, 20)) != facts(shares_of(partition, 20, seed=1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     partition=st.sampled_from([name for name in EVERY if name.startswith(("iid", "dirichlet", "label", "rotation"))]),
     counts=st.lists(st.integers(0, 30), min_size=10, max_size=10).filter(lambda counts: sum(counts) >= 2),

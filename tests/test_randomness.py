@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetperm.checks import LARGEST_SEED
 from hetperm.randomness import generator_for, seed_for
 
 KEYS = st.lists(st.integers(-3, 10) | st.text("ab'\", 1", max_size=3), max_size=3).map(tuple)
@@ -35,9 +36,15 @@ def test_the_seed_the_order_and_the_kind_of_a_key_all_count():
     assert all(a != b for a, b in itertools.combinations(seeds, 2))
 
 
-@given(st.integers(), KEYS)
+@given(st.integers(-LARGEST_SEED, LARGEST_SEED), KEYS)
 def test_every_seed_fits_torch_and_numpy(seed, key):
     assert 0 <= seed_for(seed, *key) < 2**63
+
+
+@pytest.mark.parametrize("seed", (2**64, -(2**64), 10**400))
+def test_a_seed_that_no_flag_can_give_is_refused(seed):
+    with pytest.raises(ValueError, match="it must be below 2\\^64"):
+        seed_for(seed, "a")
 
 
 def test_whole_numbers_of_numpy_and_torch_count_as_python_ones():

@@ -80,7 +80,7 @@ def test_a_host_that_everybody_visits_needs_a_round_for_each():
     assert sorted(rounds) == [[(0, 0)], [(1, 0)]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_alphas(), st.integers(0, 1000))
 def test_each_nonzero_pair_once_each_round_a_matching_as_many_rounds_as_the_largest_degree(alpha, seed):
     assert perm_maths.schedule_faults(shuffle.schedule(alpha, _generator(seed)), _pairs(alpha)) == []

@@ -20,13 +20,13 @@ def test_by_hand():
     assert torch.allclose(project(x), torch.tensor([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.75, 0.25, 0.0]]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROWS)
 def test_the_projection_is_that_of_the_reference(x):
     assert torch.allclose(project(_double(x)), _double(perm_maths.project(x)), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROWS)
 def test_projecting_twice_is_projecting_once(x):
     once = project(_double(x))
@@ -34,7 +34,7 @@ def test_projecting_twice_is_projecting_once(x):
     assert torch.allclose(project(once), once, rtol=0, atol=1e-15)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_relabelling_relabels_exactly(x, random):
     order = list(range(len(x)))

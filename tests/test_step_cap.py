@@ -80,7 +80,7 @@ def test_by_hand():
     assert step_size(math.inf, 0.1, v, g) == pytest.approx(0.05, rel=1e-15)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1000), st.floats(-30, 30), st.floats(1e-3, 10), st.sampled_from([torch.float32, torch.float64]))
 def test_no_step_is_longer_than_the_cap_and_none_that_fits_is_cut(seed, power, cap, dtype):
     v = [random((3, 2), seed).to(dtype), random((5,), seed + 1).to(dtype)]

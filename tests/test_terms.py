@@ -147,14 +147,14 @@ def _cases(draw):
     return draw(_trees()), sizes, kept
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(_cases())
 def test_the_index_of_a_term_is_that_of_the_axis_spelled_out(case):
     tree, sizes, kept = case
     assert _term(tree).index(_kept(*kept), sizes).tolist() == axes_literal.positions(tree, kept, sizes)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(_cases())
 def test_positions_are_distinct_and_as_many_as_the_size_says(case):
     tree, sizes, kept = case
@@ -164,7 +164,7 @@ def test_positions_are_distinct_and_as_many_as_the_size_says(case):
     assert term.index([torch.arange(n) for n in sizes], sizes).tolist() == list(range(term.size(sizes)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(_cases(), st.integers(0, 2))
 def test_the_owner_of_a_position_is_the_channel_it_goes_with(case, group):
     tree, sizes, _ = case
@@ -179,7 +179,7 @@ def test_the_owner_of_a_position_is_the_channel_it_goes_with(case, group):
         assert gone == set((owner == channel).nonzero().flatten().tolist())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(_cases(), st.sets(st.integers(0, 2)))
 def test_freezing_groups_is_keeping_all_their_channels(case, frozen):
     tree, sizes, kept = case
