@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_run import tiny, without_what_others_test
+from torch import nn
+from torch.nn import functional as F
 
-from hetperm import Client, load_client, mixing
+from hetperm import Client, Config, fit, load_client, mixing
 from hetperm.cli import join as join_command
 from hetperm.cli import who
 from hetperm.cli.main import guarded
@@ -22,7 +25,7 @@ from hetperm.runs import experiment, files, join, joined, partners, server_file
 from hetperm.runs.setting import from_config
 from hetperm.server.estimate import EARLY
 from hetperm.server.visits import mixed_over
-from submodels import Budget
+from submodels import Budget, ScalableModel
 
 LEFT_OUT = 2
 
@@ -157,14 +160,14 @@ def test_steps_at_home_change_the_model_and_are_repeatable(finished):
 
 
 def test_a_budget_gives_the_largest_width_of_the_run_that_fits(finished):
-    run = join.read_run(finished[0].folder)
+    run, client = join.read_run(finished[0].folder), finished[1][0]
     scalable, widths = run.setting.shop.scalable, sorted(set(run.widths))
     assert len(widths) > 1
     for width in widths:
         mmacs = scalable.cost(width, batch_size=32).macs / 1e6
-        assert join.width_for(run, Budget(mmacs=mmacs)) == width
+        assert join.width_for(run, client, Budget(mmacs=mmacs)) == width
     with pytest.raises(ValueError, match="mmacs"):
-        join.width_for(run, Budget(mmacs=1e-9))
+        join.width_for(run, client, Budget(mmacs=1e-9))
 
 
 def test_who_has_no_report_is_nobodys_partner(finished):
@@ -281,6 +284,13 @@ BAD = [
     ("RUN --data text.npz --width 1", "text.npz is no npz file (a zip archive of arrays)"),
     ("RUN --data nan.npz --width 1", "nan.npz: train inputs hold nan (first in sample 0)"),
     ("RUN --data none-of-it.npz --width 1", "none-of-it.npz: train is empty"),
+    (
+        "RUN --data ignored.npz --width 1",
+        "all labels of train are -100, which cross-entropy leaves out",
+    ),
+    ("RUN --data number.npz --width 1", "number.npz: x is one number; it must hold a row for each sample"),
+    ("RUN --data large.npz --width 1", "large.npz: x holds 1e+300, beyond float32; normalise it like the data of the"),
+    ("RUN --data huge.npz --width 1", "huge.npz: y holds 18446744073709551615, which is no class"),
     ("--data d.npz", "which run?"),
 ]
 
@@ -294,6 +304,11 @@ def test_bad_input_is_one_sentence_and_writes_nothing(words, sentence, finished,
     np.savez(tmp_path / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.zeros(4, int))
     np.savez(tmp_path / "nan.npz", x=np.full((4, 1, 8, 8), np.nan, np.float32), y=np.zeros(4, int))
     np.savez(tmp_path / "none-of-it.npz", x=np.zeros((0, 1, 8, 8), np.float32), y=np.zeros(0, int))
+    images = np.zeros((4, 1, 8, 8), np.float32)
+    np.savez(tmp_path / "ignored.npz", x=images, y=np.full(4, -100))
+    np.savez(tmp_path / "number.npz", x=np.float32(3), y=np.zeros(4, int))
+    np.savez(tmp_path / "large.npz", x=np.full((4, 1, 8, 8), 1e300), y=np.zeros(4, int))
+    np.savez(tmp_path / "huge.npz", x=images, y=np.full(4, 2**64 - 1, np.uint64))
     (tmp_path / "text.npz").write_text("no arrays")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert guarded(join_command.main, words.replace("RUN", "run").split()) == 2
@@ -402,7 +417,66 @@ def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
         replace(result, folder=None).join(finished[1][0])
 
 
+@pytest.fixture(scope="module")
+def of_fit(tmp_path_factory) -> tuple[Path, nn.Module]:
+    """(the folder of a run of fit whose clients all hold the whole model, that model)."""
+    folder, model = tmp_path_factory.mktemp("fit") / "run", nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    x, y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+    clients = [Client((x + k, y), test=(x, y)) for k in range(3)]
+    with without_what_others_test():
+        fit(model, clients, Config(epochs=1, warmup_rounds=1, steps=0, share=0.7, out=folder, quiet=True))
+    return folder, model
+
+
+def newcomer(rows: int = 6, **changes) -> Client:
+    return Client((torch.randn(rows, 3), torch.arange(rows) % 2), **changes)
+
+
+def test_a_budget_is_held_where_all_clients_have_the_whole_model_too(of_fit):
+    folder, model = of_fit
+    run = join.read_run(folder, model=model)
+    assert run.setting.shop.scalable is None and join.width_for(run, newcomer(), Budget(train_mb=1)) == 1
+    with pytest.raises(ValueError, match=r"^no width fits train_mb=1e-09: .* raise train_mb to "):
+        join.join(folder, newcomer(), model=model, budget=Budget(train_mb=1e-9))
+    with pytest.raises(TypeError, match=r"^the budget is 'x'; give a submodels.Budget, or None"):
+        join.join(folder, newcomer(), model=model, budget="x")
+
+
+def test_a_traced_model_serves_as_the_model_of_the_run(of_fit, tmp_path):
+    folder, model = shutil.copytree(of_fit[0], tmp_path / "run"), of_fit[1]
+    new = join.join(folder, newcomer(), model=ScalableModel(model, torch.zeros(1, 3)))
+    assert new.client == 3 and new.width == 1
+
+
+REFUSED = [
+    ({"model": "mlp"}, TypeError, "the model is 'mlp'; it must be an nn.Module at full width"),
+    (
+        {"model": nn.Sequential(nn.Linear(5, 4))},
+        ValueError,
+        "0.weight is (4, 5) in the model and (4, 3) in the run; give",
+    ),
+    ({"model": nn.Linear(3, 2)}, ValueError, "weight is (2, 3) in the model and missing in the run; give the one that"),
+    ({"loss": F.mse_loss}, ValueError, "the loss fails on outputs of shape (2, 3) and labels of shape (2,)"),
+    ({"loss": "mse"}, TypeError, "loss is 'mse'; it must be a function, or None"),
+    ({"loss": 0}, TypeError, "loss is 0; it must be a function, or None"),
+    ({"metric": lambda outputs, y: outputs.argmax(7)}, ValueError, "the metric fails on outputs of shape (2, 3)"),
+    ({"metric": []}, TypeError, "metric is a list; it must be a name, a function or a hetperm.Metric"),
+    ({"steps": torch.zeros(9, 9)}, ValueError, "steps is tensor([[0., 0., 0."),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "sentence"), REFUSED, ids=[sentence for *_, sentence in REFUSED])
+@pytest.mark.filterwarnings("ignore:Using a target size")  # what torch says before mse_loss fails
+def test_what_join_cannot_use_is_refused_in_one_sentence(changes, kind, sentence, of_fit):
+    folder, model = of_fit
+    with pytest.raises(kind, match=f"^{re.escape(sentence)}") as caught:
+        join.join(folder, newcomer(), **{"model": model} | changes)
+    assert "\n" not in str(caught.value) and not joined.read(folder)
+
+
 def test_what_is_no_folder_or_no_client_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"^the folder is 'aaa.*no name in a path may be longer than 255 bytes"):
+        join.join(Path("a" * 3000), newcomer())
     with pytest.raises(TypeError, match=r"^the client is 3; wrap its shard: hetperm.Client"):
         join.join(tmp_path, 3)
     with pytest.raises(TypeError, match=r"^the folder is b'x'; it must be a path$"):

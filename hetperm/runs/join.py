@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from hetperm import config as configuration
 from hetperm import mixing
+from hetperm.checks import path
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.device.bench import Loss, Workshop
@@ -27,8 +28,8 @@ from hetperm.params import Params, check_finite
 from hetperm.randomness import generator_for, seed_for
 from hetperm.report import contents, details, page
 from hetperm.report.contents import read_csv, read_summary
-from hetperm.runs import blend, client_models, files, joined, newcomer, server_file, setting
-from hetperm.runs.building import build
+from hetperm.runs import blend, client_models, files, joined, newcomer, rehearsal, server_file, setting
+from hetperm.runs.building import build, cost_of_step
 from hetperm.runs.joined import Record
 from hetperm.runs.placement import one_thread
 from hetperm.runs.scores import load_for_evaluation, score, score_one
@@ -36,8 +37,9 @@ from hetperm.runs.server_file import Server
 from hetperm.runs.setting import Setting
 from hetperm.server.estimate import kept_row
 from hetperm.texts import shown
-from submodels import WHOLE, Budget
+from submodels import WHOLE, Budget, ScalableModel
 from submodels.budget import largest
+from submodels.cost import Cost
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def join(
     *,
     budget: Budget | None = None,
     steps: int = 0,
-    model: nn.Module | None = None,
+    model: nn.Module | ScalableModel | None = None,
     loss: Loss | None = None,
     metric: str | Metric | Score | None = None,
 ) -> Joined:
@@ -119,7 +121,11 @@ def join(
         raise TypeError(f"the folder is {shown(folder)}; it must be a path")
     if not isinstance(client, Client):
         raise TypeError(f"the client is {shown(client)}; wrap its shard: hetperm.Client(train=(x, y))")
-    folder = Path(folder)
+    if not isinstance(model, nn.Module | ScalableModel | None):
+        raise TypeError(f"the model is {shown(model)}; it must be an nn.Module at full width")
+    if not (loss is None or callable(loss)):
+        raise TypeError(f"loss is {shown(loss)}; it must be a function, or None")
+    folder = path("the folder", folder)
     _check_folder(folder)
     with files.locked(folder):
         run = read_run(folder, model=model, loss=loss, metric=metric)
@@ -134,11 +140,14 @@ def join(
 def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
     """The client that joins; nothing is written. See `join` for the arguments."""
     if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= 1_000_000:
-        raise ValueError(f"steps is {steps!r}; a client that joins takes a whole number of at least 0")
+        raise ValueError(f"steps is {shown(steps)}; a client that joins takes a whole number of at least 0")
+    if not isinstance(budget, Budget | None):
+        raise TypeError(f"the budget is {shown(budget)}; give a submodels.Budget, or None for the width of the client")
     number, config = len(run.widths), run.setting.config
-    width = client.width if budget is None else width_for(run, budget)
+    newcomer.check(client, run.setting, run.sample)
+    width = client.width if budget is None else width_for(run, client, budget)
     client = replace(client, key=number if client.key is None else client.key, width=width)
-    _check_client(run, client)
+    _check_width(run, width)
     (client,) = setting.prepared([client], run.setting)
     with one_thread():
         report = _report(run, client)
@@ -174,13 +183,16 @@ def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int 
     return Joined(number, width, alpha, made_of, model, metric, loss, row, report, channels, run.setting.metric.name)
 
 
-def width_for(run: Run, budget: Budget) -> float:
+def width_for(run: Run, client: Client, budget: Budget) -> float:
     """The largest width in use in the run whose training fits a budget."""
-    scalable = run.setting.shop.scalable
-    if scalable is None:
-        return 1.0
-    size = run.setting.config.batch_size
-    return largest(lambda width: scalable.cost(width, batch_size=size), budget, sorted(set(run.widths)))
+    shop, size = run.setting.shop, run.setting.config.batch_size
+
+    def cost(width: float) -> Cost:
+        if shop.scalable is None:
+            return cost_of_step(shop.full.module, client, batch_size=size)
+        return shop.scalable.cost(width, batch_size=size)
+
+    return largest(cost, budget, sorted(set(run.widths)))
 
 
 def _report(run: Run, client: Client) -> Report:
@@ -273,17 +285,16 @@ def _tier(run: Run, width: float) -> str:
     return next((tier for tier, own in zip(run.tiers, run.widths, strict=True) if own == width), f"{width:g}")
 
 
-def _check_client(run: Run, client: Client) -> None:
-    """Raise an error if the newcomer's width or data do not fit the run."""
+def _check_width(run: Run, width: float) -> None:
+    """Raise an error if a client of this width cannot join the run."""
     slicer, probe = run.setting.slicer, run.server.width
-    if client.width < probe and slicer.index(client.width, within=probe) is not WHOLE:
+    if width < probe and slicer.index(width, within=probe) is not WHOLE:
         raise ValueError(
-            f"width {client.width:g} is below {probe:g}, the smallest of the run, at which its clients compare "
+            f"width {width:g} is below {probe:g}, the smallest of the run, at which its clients compare "
             "gradients; train another run with such clients in it"
         )
-    if client.width < 1 and run.setting.shop.scalable is None:
-        raise ValueError(f"width {client.width:g}: all clients of the run hold the whole model; join with width 1")
-    newcomer.check(client, run.setting, run.sample)
+    if width < 1 and run.setting.shop.scalable is None:
+        raise ValueError(f"width {width:g}: all clients of the run hold the whole model; join with width 1")
 
 
 # The run folder
@@ -308,7 +319,13 @@ def _check_folder(folder: Path) -> None:
     details.runs_of(folder, contents.read(folder))  # likewise: the page is written when the client has joined
 
 
-def read_run(folder: Path, *, model: nn.Module | None = None, loss: Loss | None = None, metric: Any = None) -> Run:
+def read_run(
+    folder: Path,
+    *,
+    model: nn.Module | ScalableModel | None = None,
+    loss: Loss | None = None,
+    metric: str | Metric | Score | None = None,
+) -> Run:
     """The run in a folder."""
     config = configuration.load(folder / "config.toml")
     if config.discrepancy != "probe":
@@ -322,13 +339,20 @@ def read_run(folder: Path, *, model: nn.Module | None = None, loss: Loss | None 
         raise ValueError(f"{folder}: clients.csv has {len(rows)} clients and {server_file.NAME} {len(server.known)}")
     manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
     widths = [manifest["width"] for manifest in manifests]
-    own = _setting_of(config, manifests[0], cut=any([width < 1 for width in widths]), model=model)
-    own = replace(own, shop=Workshop(own.shop.full.module, loss or F.cross_entropy, own.shop.scalable))
-    own = replace(own, metric=_metric(folder, metric))
-    full = own.shop.scalable or own.shop.full.module
+    if model is None:
+        full = _built(config, manifests[0])
+        remedy = f"copy {server_file.NAME} again from the run"
+    else:
+        full = copy.deepcopy(model.model if isinstance(model, ScalableModel) else model)
+        remedy = "give the one that it was trained with, at full width"
+    _check_model(full, server.w, remedy)
+    own = _setting_of(config, manifests[0], full, cut=any([width < 1 for width in widths]))
+    shop = Workshop(own.shop.full.module, F.cross_entropy if loss is None else loss, own.shop.scalable)
+    own = replace(own, shop=shop, metric=_metric(folder, metric))
+    whole = own.shop.scalable or own.shop.full.module
 
     def model_of(j: int) -> Params:
-        module = client_models.load_client(folder, j, model=full)
+        module = client_models.load_client(folder, j, model=whole)
         return {name: p.detach() for name, p in module.named_parameters() if name in server.w}
 
     return Run(own, server, widths, [str(row["tier"]) for row in rows], manifests[0]["input"], model_of)
@@ -346,20 +370,33 @@ def _metric(folder: Path, given: Metric | Score | str | None) -> Metric:
     return replace(metric, name=summary.metric, better=summary.better)
 
 
-def _setting_of(config: Config, manifest: dict[str, Any], *, cut: bool, model: nn.Module | None) -> Setting:
-    """The setting of a run, without clients, from its configuration and the manifest of a client."""
+def _built(config: Config, manifest: dict[str, Any]) -> nn.Module:
+    """The model of a run, by its name."""
     architecture = manifest["architecture"]
-    if model is None and "name" not in architecture:
+    if "name" not in architecture:
         raise ValueError(
             f"the model of the run is a {architecture.get('class')}, which has no name in the zoo; join in Python and "
             "give it at full width: hetperm.join(folder, client, model=...)"
         )
-    if model is None:
-        sizes = {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")}
-        model = build(config, sizes)
+    return build(config, {key: architecture[key] for key in ("in_channels", "num_classes", "image_size")})
+
+
+def _check_model(model: nn.Module, w: Params, remedy: str) -> None:
+    """Raise an error if a model does not have the trained parameters of the global model."""
+    rehearsal.check_weights(model)
+    own = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    there = {name: tuple(x.shape) for name, x in w.items()}
+    for name in {**own, **there}:
+        if own.get(name) != there.get(name):
+            here, of_run = (shapes.get(name, "missing") for shapes in (own, there))
+            raise ValueError(f"{name} is {here} in the model and {of_run} in the run; {remedy}")
+
+
+def _setting_of(config: Config, manifest: dict[str, Any], model: nn.Module, *, cut: bool) -> Setting:
+    """The setting of a run, without clients, from its configuration, the manifest of a client and the whole model."""
     dtype = getattr(torch, manifest.get("input_dtype", "float32"))
     example = torch.zeros(1, *manifest["input"], dtype=dtype)
-    return setting.empty(copy.deepcopy(model), config, example, dataset=manifest["dataset"], cut=cut)
+    return setting.empty(model, config, example, dataset=manifest["dataset"], cut=cut)
 
 
 def write(folder: Path, new: Joined) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetperm.client import Client
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
-from hetperm.runs.rehearsal import IGNORED
+from hetperm.runs.rehearsal import IGNORED, rehearse
 from hetperm.runs.setting import Setting
 from hetperm.shards import Stored
 from submodels.norms import check_batch
@@ -26,13 +26,22 @@ def client_of(path: Path, width: float) -> Client:
         raise FileNotFoundError(f"there is no file {path}; --data takes an npz file with x and y")
     arrays = arrays_of(path, _KEYS)
     x, y = arrays["x"], arrays["y"]
+    if not x.ndim:
+        raise ValueError(f"{path}: x is one number; it must hold a row for each sample, (n, ...)")
     if x.dtype.kind != "f":
         raise ValueError(f"{path}: x is {x.dtype}; join takes inputs as the run's model takes them: normalised floats")
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise ValueError(f"{path}: y is {y.dtype} of shape {y.shape}; it must be classes, whole numbers (n,)")
     if len(x) != len(y):
         raise ValueError(f"{path}: x has {len(x)} samples and y has {len(y)}")
-    data = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
+    if len(y) and int(y.max()) > np.iinfo(np.int64).max:  # it would become a negative label
+        raise ValueError(f"{path}: y holds {y.max()}, which is no class; number classes from 0")
+    with np.errstate(over="ignore"):
+        single = x.astype(np.float32)
+    beyond = x[np.isinf(single) & np.isfinite(x)]
+    if len(beyond):
+        raise ValueError(f"{path}: x holds {beyond[0]:g}, beyond float32; normalise it like the data of the run")
+    data = torch.from_numpy(single), torch.from_numpy(y.astype(np.int64))
     split = arrays.get("split", np.zeros(y.shape, int))
     if split.shape != y.shape or not np.isin(split, (0, 1)).all() or (len(y) and split.all()):
         raise ValueError(f"{path}: split must have 0 (training) or 1 (testing) for each sample, and some of them 0")
@@ -71,8 +80,14 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
             f"{tuple(sample)}; prepare its data as those of the run were"
         )
     check_batch(model, client.n_train)
-    if setting.shop.loss is not F.cross_entropy:
-        return
+    if setting.shop.loss is F.cross_entropy:
+        _check_labels(client, model)
+    remedy = "give join the model, the loss and the metric of the run, and data like its own"
+    rehearse(model, [client], setting.shop.loss, setting.metric, remedy=remedy)
+
+
+def _check_labels(client: Client, model: nn.Module) -> None:
+    """Raise an error if the labels of a client that joins are not classes of the run."""
     outputs = num_outputs(model, client)
     for part in ("train", "val", "test"):
         pair = getattr(client, part)
@@ -85,3 +100,5 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
         wrong = [label for label in labels.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
         if wrong:
             raise ValueError(f"the labels of {part} hold {wrong[0]} and the run has classes 0 to {outputs - 1}")
+        if part == "train" and bool((labels == IGNORED).all()):
+            raise ValueError(f"all labels of train are {IGNORED}, which cross-entropy leaves out; give it others")
