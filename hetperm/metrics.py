@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetperm.advice import did_you_mean
-from hetperm.texts import shown
+from hetperm.texts import one_line, shown
 
 Score = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> mean over the batch
 ACCURACY = "accuracy"  # the metric unless another is named
@@ -62,7 +63,20 @@ class Metric:
 
     def of_client(self, mean: float) -> float:
         """The score of a client, from the mean over all its samples."""
-        return mean if self.finish is None else self.finish(mean)
+        if self.finish is None:
+            return mean
+        try:
+            score = self.finish(mean)
+        except Exception as error:  # a user's code can raise anything
+            reason = one_line(str(error)) or type(error).__name__
+            raise ValueError(f"metric {self.name!r}: finish fails on {mean:g} ({reason})") from error
+        if isinstance(score, Tensor) and score.numel() == 1:
+            score = score.item()
+        if not isinstance(score, Real):
+            raise ValueError(
+                f"metric {self.name!r}: finish gives {shown(score)} for {mean:g}; it must return one number"
+            )
+        return float(score)
 
     @property
     def lower_is_better(self) -> bool:

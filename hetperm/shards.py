@@ -86,7 +86,7 @@ class Stored:
         rows = list(range(self.size)) if self.rows is None else self.rows.tolist()
         # What torch's DataLoader asks for too: a data set may read many samples faster than one by one.
         many = getattr(self.dataset, "__getitems__", None)
-        samples = [self.dataset[row] for row in rows] if many is None else many(rows)
+        samples = [self._sample(row) for row in rows] if many is None else many(rows)
         inputs, labels = _pair(default_collate(samples) if self.collate is None else self.collate(samples))
         if len(labels) != len(rows):
             raise ValueError(f"a batch of {len(rows)} samples has {len(labels)} labels; collate must keep every sample")
@@ -99,6 +99,15 @@ class Stored:
                 sample = f"sample {rows[wrong[0]]}" if x.shape[:1] == (len(rows),) else f"the batch of sample {rows[0]}"
                 raise ValueError(f"{part} of {sample} of the Dataset hold {wrong[1]}; {CLEAN}")
         return batch
+
+    def _sample(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except LookupError as error:
+            raise ValueError(
+                f"the Dataset says that it has {len(self.dataset)} samples and raises {shown(error)} for sample {row}; "
+                "its __len__ must be the number of its samples"
+            ) from error
 
     def _placed(self, x: Tensor) -> Tensor:
         return x.detach().to(self.device, self.dtype if x.is_floating_point() else None)

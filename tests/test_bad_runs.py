@@ -235,6 +235,11 @@ def not_finite() -> nn.Module:
         ),
         (nn.Linear(3, 2), {"loss": lambda out: 0}, r"the loss fails on outputs of shape \(2, 2\) and labels of shape"),
         (nn.Linear(3, 2), {"metric": lambda out, y: None}, "the metric gives None; it must be one number"),
+        (
+            nn.Linear(3, 2),
+            {"metric": lambda out, y: 1j * out.mean()},
+            r"the metric gives tensor\(.*; it must be one number",
+        ),
         (nn.Linear(3, 2), {"metric": lambda out, y: {}["k"]}, r"the metric fails on outputs .* \('k'\); give fit one"),
     ],
 )

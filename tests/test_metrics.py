@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,30 @@ def test_a_function_has_its_own_name_and_more_of_it_is_better():
 def test_a_metric_that_cannot_be_written_down_is_refused(arguments, kind, sentence):
     with pytest.raises(kind, match=sentence):
         Metric(*arguments)
+
+
+def out_of_range(mean):
+    raise IndexError
+
+
+@pytest.mark.parametrize(
+    ("finish", "sentence"),
+    [
+        (lambda mean: None, "finish gives None for 0.5; it must return one number"),
+        (lambda mean: 1j * mean, "finish gives 0.5j for 0.5; it must return one number"),
+        (lambda mean: torch.ones(2), "finish gives tensor([1., 1.]) for 0.5; it must return one number"),
+        (lambda mean: math.log(mean - 1), "finish fails on 0.5 (math domain error)"),
+        (out_of_range, "finish fails on 0.5 (IndexError)"),
+    ],
+)
+def test_a_finish_that_gives_no_number_is_refused_with_the_name_of_its_metric(finish, sentence):
+    with pytest.raises(ValueError, match=f"^metric 'x': {re.escape(sentence)}$"):
+        Metric("x", minus_error, finish=finish).of_client(0.5)
+
+
+def test_a_finish_may_give_any_kind_of_number():
+    for finish in (lambda mean: torch.tensor([2.0]), lambda mean: 2, np.float32):
+        assert Metric("x", minus_error, finish=finish).of_client(2.0) == 2.0
 
 
 def test_a_metric_that_is_not_known_is_refused():

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -226,6 +227,37 @@ def test_a_batch_that_is_no_pair_is_refused_before_training(sample, collate, mes
 
     with pytest.raises(ValueError, match=rf"^the Dataset of client 0 cannot be read \({message}"):
         fit(nn.Linear(2, 3), [Client(Bad(), collate=collate)], Config(baselines=()))
+
+
+@dataclass
+class Longer(Dataset):
+    """A Dataset that says that it has more samples than it has."""
+
+    error: type[Exception]
+
+    def __len__(self):
+        return len(X) + 3
+
+    def __getitem__(self, row):
+        if row >= len(X):
+            raise self.error
+        return X[row], Y[row] % 3
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            IndexError,
+            r"the Dataset says that it has 14 samples and raises IndexError\(\) for sample 1[123]; its __len__",
+        ),
+        (ZeroDivisionError, "ZeroDivisionError$"),  # says nothing itself, so its kind is named
+    ],
+)
+def test_an_error_of_a_dataset_in_training_is_told_where_and_what_it_is(error, sentence):
+    config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=(), batch_size=32)
+    with pytest.raises(RuntimeError, match=f"^perm: global round 0: client 0: {sentence}"):
+        fit(nn.Linear(2, 3), [Client(Longer(error)), Client(Longer(error))], config)
 
 
 def spoiled(row: int, value: float = torch.nan) -> TensorDataset:

@@ -48,7 +48,7 @@ def answer(task: Task, clients: Mapping[int, Client] | Sequence[Client], shop: W
     """The same as `run_task`, to be sent to another process: an error as text, since not every one can be pickled."""
     outcome = run_task(task, clients, shop)
     if isinstance(outcome, Failure):
-        return RuntimeError(str(outcome.error) or type(outcome.error).__name__)
+        return RuntimeError(outcome.reason)
     return outcome
 
 

@@ -39,6 +39,11 @@ class Failure:
     task: Task
     error: Exception
 
+    @property
+    def reason(self) -> str:
+        """What went wrong; the kind of the error if it says nothing itself."""
+        return str(self.error) or type(self.error).__name__
+
 
 class Absent(Exception):
     """The host of a task is not there. A round goes on without it, where any other error would end the run.

@@ -164,7 +164,7 @@ def rehearse(
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
             score = _tried("metric", metric, (outputs.detach(), y), pair, remedy)
-            if not isinstance(score, Tensor | int | float):
+            if not isinstance(score, Tensor | int | float) or (isinstance(score, Tensor) and score.is_complex()):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
             for i in _of_other_shapes(clients):
                 x, _ = at_model(model, _two_samples(i, clients[i]))

@@ -88,7 +88,7 @@ class Federation:
         for k, (task, outcome) in enumerate(zip(tasks, outcomes, strict=True)):
             if isinstance(outcome, Failure):
                 if not isinstance(outcome.error, Absent):
-                    raise RuntimeError(f"{task.label}: {outcome.error}") from outcome.error
+                    raise RuntimeError(f"{task.label}: {outcome.reason}") from outcome.error
                 outcomes[k] = None
         return outcomes
 

@@ -127,7 +127,7 @@ class Step:
         """Take the outcome; an absent host leaves the model as it was."""
         if isinstance(outcome, Failure):
             if not isinstance(outcome.error, Absent):
-                raise RuntimeError(f"{outcome.task.label}: {outcome.error}") from outcome.error
+                raise RuntimeError(f"{outcome.task.label}: {outcome.reason}") from outcome.error
             return
         check_trained(self.light, outcome)
         self.sent = num_bytes(outcome)
