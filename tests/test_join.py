@@ -6,12 +6,14 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from tiny_run import tiny, without_what_others_test
 from torch import nn
 from torch.nn import functional as F
@@ -325,6 +327,19 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
+def other_format(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'format\\": 2', b'format\\": 1'))
+
+
+def without_weights(path: Path) -> None:
+    """Leave out a part of the global model, and renew the checksums."""
+    server = server_file.load(path.parent)
+    lost = next(iter(server.w))
+    w, early = ({name: x for name, x in part.items() if name != lost} for part in (server.w, server.early))
+    server_file.save(path.parent, replace(server, w=w, early=early))
+    files.write_checksums(path.parent)
+
+
 def other_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'0.1.0\\"', b'9.9.9\\"'))
 
@@ -334,6 +349,8 @@ RUINED = [
     ("server.safetensors", drop, "has no server.safetensors, which holds the reports of its clients"),
     ("server.safetensors", spoil, "server.safetensors is damaged"),
     ("server.safetensors", other_version, "hetperm 9.9.9 wrote"),
+    ("server.safetensors", other_format, "has format 1 and this hetperm reads 2; train the run again"),
+    ("server.safetensors", without_weights, "in the model and missing in the run; copy server.safetensors again from"),
     ("config.toml", drop, "holds no config.toml"),
     ("summary.json", spoil, "is no finished run, or a file of it was changed"),
     ("checksums.txt", drop, "is no finished run, or a file of it was changed"),
@@ -369,6 +386,33 @@ def empty(path: Path) -> None:
     path.write_text("")
 
 
+def saved(alpha: np.ndarray) -> Callable[[Path], None]:
+    return lambda path: np.save(path, alpha)
+
+
+def as_npz(ruin: Callable[[Path], None]) -> Callable[[Path], None]:
+    """A way to ruin the file that a run of many clients has instead of alpha.npy."""
+
+    def change(path: Path) -> None:
+        files.write_alpha(path.parent, sparse.csr_array(np.load(path)))
+        path.unlink()
+        ruin(path.with_suffix(".npz"))
+
+    return change
+
+
+def of_clients(count: int) -> Callable[[Path], None]:
+    """A way to put the file of a run of so many clients in the place of this one."""
+
+    def change(path: Path) -> None:
+        server = server_file.load(path.parent)
+        rows = torch.arange(count) % len(server.known)
+        tables = {name: getattr(server, name)[rows] for name in ("gradient", "noise", "samples", "known")}
+        server_file.save(path.parent, replace(server, **tables))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("name", "ruin", "sentence"),
     [
@@ -377,11 +421,39 @@ def empty(path: Path) -> None:
         (
             "alpha.npy",
             lambda path: np.save(path, np.load(path)[:2]),
-            "alpha has shape (2, 4) and clients.csv 4 clients",
+            "alpha.npy holds no mixing weights: float64 of shape (2, 4); copy it again from the run",
         ),
-        ("alpha.npy", lambda path: np.save(path, np.full((4, 4), np.nan)), "weights of client 0 are not finite"),
+        ("alpha.npy", saved(np.full((4, 4), np.nan)), "no mixing weights: some are negative or not finite; copy it"),
+        ("alpha.npy", saved(-np.eye(4)), "no mixing weights: some are negative or not finite; copy it"),
+        ("alpha.npy", saved(10 * np.eye(4)), "no mixing weights: those of client 0 have the sum 10 and not 1; copy it"),
+        ("alpha.npy", saved(np.zeros((4, 4))), "no mixing weights: those of client 0 have the sum 0 and not 1"),
+        ("alpha.npy", saved(np.full((4, 4), 1e-320)), "no mixing weights: those of client 0 have the sum "),
+        ("alpha.npy", saved(np.eye(4, dtype=complex)), "no mixing weights: complex128 of shape (4, 4)"),
+        ("alpha.npy", saved(np.full((4, 4), "a")), "no mixing weights: <U1 of shape (4, 4)"),
+        ("alpha.npy", saved(np.eye(3)), "there are mixing weights of 3 clients and clients.csv has 4; copy both again"),
+        (
+            "alpha.npy",
+            as_npz(spoil),
+            "alpha.npz is damaged (it is no zip archive of arrays); copy it again from the run",
+        ),
+        (
+            "alpha.npy",
+            as_npz(empty),
+            "alpha.npz is damaged (it is no zip archive of arrays); copy it again from the run",
+        ),
+        ("alpha.npy", as_npz(lambda path: np.savez(path, x=3)), "alpha.npz is damaged ("),
         ("clients.csv", empty, "clients.csv is no table of clients"),
         ("server.safetensors", spoil, "server.safetensors is damaged"),
+        (
+            "server.safetensors",
+            of_clients(3),
+            "clients.csv has 4 clients and server.safetensors 3; copy them again from",
+        ),
+        (
+            "server.safetensors",
+            of_clients(5),
+            "clients.csv has 4 clients and server.safetensors 5; copy them again from",
+        ),
     ],
 )
 def test_who_refuses_a_ruined_run_in_one_sentence(name, ruin, sentence, folder, capsys):
@@ -398,6 +470,36 @@ def test_a_run_of_which_no_page_can_be_written_is_not_joined(finished, folder, t
     assert guarded(join_command.main, [str(folder), "--data", str(path), "--width", "1"]) == 2
     assert "warnings.txt cannot be read" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_who_reads_the_weights_of_a_run_of_many_clients(folder):
+    dense = partners.of(folder, 0)
+    as_npz(lambda path: None)(folder / "alpha.npy")
+    assert partners.of(folder, 0) == dense
+
+
+def test_a_ruined_file_of_clients_that_joined_is_removed_and_the_run_mended(finished, folder, capsys):
+    result, (client, _) = finished
+    client = wide_enough(client, join.read_run(folder))
+    join.join(folder, client)
+    spoil(folder / joined.NAME)
+    assert guarded(who.main, [str(folder), "--client", "4"]) == 2
+    remedy = f"remove it, mend the run by `hetperm train --resume --out {folder}` with its settings, and let those"
+    assert remedy in capsys.readouterr().err
+    drop(folder / joined.NAME)
+    assert guarded(who.main, [str(folder), "--client", "4"]) == 2
+    assert "there are mixing weights" not in (error := capsys.readouterr().err) and "mend it by `hetperm train" in error
+    with without_what_others_test(), experiment._opened(result.setting.config.override(out=folder, resume=True)):
+        experiment.execute(result.setting, folder, None)
+    assert join.join(folder, client).client == 4 and files.is_whole(folder)
+
+
+def test_a_row_of_a_client_that_joined_without_its_samples_is_refused(finished, folder):
+    join.join(folder, wide_enough(finished[1][0], join.read_run(folder)))
+    (record,) = joined.read(folder)
+    joined.write(folder, [replace(record, row={"client": 4, "n_train": "many"})])
+    with pytest.raises(ValueError, match=r"joined.safetensors is damaged \(a row has no whole numbers"):
+        partners.of(folder, 4)
 
 
 def test_who_says_that_a_file_is_not_as_the_run_wrote_it(folder, capsys, caplog):

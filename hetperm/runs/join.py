@@ -333,10 +333,8 @@ def read_run(
             f"{folder}: clients were compared with discrepancy {config.discrepancy!r}, each at its own part of the "
             "model; only a run with discrepancy 'probe' can be joined"
         )
-    rows, records = read_csv(folder / "clients.csv"), joined.read(folder)
-    server = joined.with_reports(server_file.load(folder), records)
-    if len(rows) != len(server.known):
-        raise ValueError(f"{folder}: clients.csv has {len(rows)} clients and {server_file.NAME} {len(server.known)}")
+    rows = read_csv(folder / "clients.csv")
+    server = joined.server_of(folder, len(rows))
     manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
     widths = [manifest["width"] for manifest in manifests]
     if model is None:

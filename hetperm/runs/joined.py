@@ -2,6 +2,7 @@
 
 import json
 import logging
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from hetperm.report.contents import read_csv
-from hetperm.runs import client_models, files
+from hetperm.runs import client_models, files, server_file
 from hetperm.runs.server_file import Server
 from hetperm.texts import one_line
 
 NAME = "joined.safetensors"
 FORMAT = 1
 _ENTRY = "hetperm joined"
+_ROUNDED = 1e-3  # by which the weights of a client may miss the sum of 1
 log = logging.getLogger(__name__)
 
 
@@ -48,12 +50,21 @@ def read(folder: Path) -> list[Record]:
     try:
         with safe_open(path, framework="pt") as file:
             content = json.loads(file.metadata()[_ENTRY])
+            if not all([type(row["n_train"]) is type(row["client"]) is int for row in content["rows"]]):
+                raise ValueError("a row has no whole numbers of its client and samples")
             return [
                 Record(row, file.get_tensor(f"alpha {k}").clone(), file.get_tensor(f"gradient {k}").clone(), noise)
-                for k, (row, noise) in enumerate(zip(content["rows"], content["noise"], strict=True))
+                for k, (row, noise) in enumerate(zip(content["rows"], map(float, content["noise"]), strict=True))
             ]
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and let those clients join again") from error
+        raise ValueError(
+            f"{path} is damaged ({one_line(str(error))}); remove it, mend the run by {_mending(folder)}, and let those "
+            "clients join again"
+        ) from error
+
+
+def _mending(folder: Path) -> str:
+    return f"`hetperm train --resume --out {folder}` with its settings"
 
 
 def write(folder: Path, records: Sequence[Record]) -> None:
@@ -64,6 +75,24 @@ def write(folder: Path, records: Sequence[Record]) -> None:
         tensors[f"gradient {k}"] = record.gradient.detach().cpu().clone()
     content = {"format": FORMAT, "rows": [dict(one.row) for one in records], "noise": [one.noise for one in records]}
     files.write(folder / NAME, safetensors.save(tensors, {_ENTRY: json.dumps(content)}))
+
+
+def server_of(folder: Path, clients: int) -> Server:
+    """What the server of a run knows, of clients that joined too; an error if it is not of these clients.
+
+    Args:
+        clients: the number of clients in clients.csv.
+    """
+    server, records = server_file.load(folder), read(folder)
+    if len(server.known) + len(records) != clients:
+        also = f" and {NAME} {len(records)}" if records else ""
+        raise ValueError(
+            f"{folder}: clients.csv has {clients} clients and {server_file.NAME} {len(server.known)}{also}; copy them "
+            f"again from the run, or mend it by {_mending(folder)}"
+        )
+    if any([record.gradient.shape != server.gradient.shape[1:] for record in records]):
+        raise ValueError(f"{folder / NAME} is not of this run; put the right file back")
+    return with_reports(server, records)
 
 
 def with_reports(server: Server, records: Sequence[Record]) -> Server:
@@ -100,17 +129,47 @@ def extend_tables(folder: Path, trained: int) -> None:
 
 def read_alpha(folder: Path) -> Any:
     """The mixing weights of a run: a numpy array, or a sparse array of scipy."""
-    path = folder / "alpha.npy"
-    if path.is_file():
-        try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} is damaged ({one_line(str(error))}); copy it again from the run") from error
-    if not (folder / "alpha.npz").is_file():
+    dense, sparse = folder / "alpha.npy", folder / "alpha.npz"
+    path = dense if dense.is_file() else sparse
+    if not path.is_file():
         raise ValueError(f"{folder} has no mixing weights (alpha.npy); name the folder of a run of perm")
+    try:
+        alpha = _dense(path) if path is dense else _sparse(path)
+    except (ValueError, TypeError, LookupError, EOFError, OSError, MemoryError, zipfile.BadZipFile) as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise ValueError(f"{path} is damaged ({reason}); copy it again from the run") from error
+    wrong = _wrong(alpha)
+    if wrong:
+        raise ValueError(f"{path} holds no mixing weights: {wrong}; copy it again from the run")
+    return alpha
+
+
+def _dense(path: Path) -> np.ndarray:
+    with path.open("rb") as file:  # np.load takes any other file for a pickle, and says how to trust it
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _sparse(path: Path) -> Any:
     from scipy import sparse
 
-    return sparse.csr_array(sparse.load_npz(folder / "alpha.npz"))
+    if not zipfile.is_zipfile(path):  # likewise
+        raise ValueError("it is no zip archive of arrays")
+    alpha = sparse.csr_array(sparse.load_npz(path))
+    alpha.check_format()
+    return alpha
+
+
+def _wrong(alpha: Any) -> str | None:
+    """Why an array cannot be mixing weights; None if it can."""
+    if alpha.ndim != 2 or alpha.shape[0] != alpha.shape[1] or alpha.dtype.kind != "f":
+        return f"{alpha.dtype} of shape {alpha.shape}"
+    values = alpha if isinstance(alpha, np.ndarray) else alpha.data
+    if not np.isfinite(values).all() or (values < 0).any():
+        return "some are negative or not finite"
+    with np.errstate(over="ignore"):
+        total = np.asarray(alpha.sum(1)).ravel()
+    wrong = np.flatnonzero(abs(total - 1) > _ROUNDED)
+    return f"those of client {wrong[0]} have the sum {total[wrong[0]]:g} and not 1" if len(wrong) else None
 
 
 def extended(alpha: Any, rows: Sequence[Tensor]) -> Any:

@@ -42,14 +42,13 @@ def of(folder: str | Path, i: int) -> Partners:
     if not 0 <= i < len(clients):
         raise ValueError(f"there is no client {i} in {folder}; it has clients 0 to {len(clients) - 1}")
     alpha = joined.read_alpha(folder)
-    if alpha.shape != (len(clients), len(clients)):
+    if alpha.shape[0] != len(clients):
         raise ValueError(
-            f"{folder}: alpha has shape {alpha.shape} and clients.csv {len(clients)} clients; train it again"
+            f"{folder}: there are mixing weights of {alpha.shape[0]} clients and clients.csv has {len(clients)}; copy "
+            "both again from the run"
         )
     weights = np.asarray(alpha[[i]].todense() if hasattr(alpha, "todense") else alpha[[i]]).ravel()
-    if not np.isfinite(weights).all():
-        raise ValueError(f"{folder}: the mixing weights of client {i} are not finite; train it again")
-    server = joined.with_reports(server_file.load(folder), joined.read(folder))
+    server = joined.server_of(folder, len(clients))
     zeta, noise = _distances(server, i)
     rows = []
     for j, client in enumerate(clients):

@@ -19,6 +19,7 @@ from torch import Tensor
 import hetperm
 from hetperm.params import Params
 from hetperm.runs import files
+from hetperm.texts import one_line, shown
 
 NAME = "server.safetensors"
 FORMAT = 2
@@ -88,8 +89,11 @@ def load(folder: Path) -> Server:
         version, wrote = about["format"], about["hetperm"]
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); copy it again from the run") from error
-    if version != FORMAT or wrote != hetperm.__version__:
-        raise ValueError(f"hetperm {wrote} wrote {path} and this is {hetperm.__version__}; join with that version")
+    if wrote != hetperm.__version__:
+        this = hetperm.__version__
+        raise ValueError(f"hetperm {one_line(str(wrote))} wrote {path} and this is {this}; join with that version")
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {shown(version)} and this hetperm reads {FORMAT}; train the run again")
     w, early = (
         {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
         for prefix in (_W, _EARLY)
