@@ -219,7 +219,7 @@ def test_a_folder_of_several_seeds_names_one_of_them(run_folder, tmp_path, capsy
 
 def test_an_unknown_client_or_tier_is_refused_with_those_that_are_there(run_folder, capsys):
     assert refused(capsys, run_folder, "--client", 6) == (
-        f"there is no client 6 in {run_folder}; it has clients 0 to 5"
+        f"there is no client 6 in {run_folder}; it holds 6 of them: clients 0 to 5"
     )
     assert "there is no tier 'entry' in" in refused(capsys, run_folder, "--tier", "entry")
     assert "--client: 'x' is not a whole number" in refused(capsys, run_folder, "--client", "x")
@@ -228,6 +228,23 @@ def test_an_unknown_client_or_tier_is_refused_with_those_that_are_there(run_fold
     assert "client and all exclude each other" in refused(capsys, run_folder, "--client", 1, "--all")
     assert "--format: 'tflite' is not one of 'pt2', 'onnx', 'executorch'" in refused(
         capsys, run_folder, "--format", "tflite"
+    )
+
+
+def test_a_client_of_which_a_file_is_missing_is_refused_and_the_files_of_others_do_not_count(copied, capsys):
+    (copied / "models" / "client_001.json").unlink()
+    (copied / "models" / "client_000.json").write_text("{")
+    said = refused(capsys, copied, "--client", 1)
+    assert said == f"{copied / 'models'} has no client_001.json; a model is two files, .json and .safetensors"
+    assert "client_000.json is no manifest of a client's model" in refused(capsys, copied, "--all")
+    assert list(export._chosen(copied, Options(client=(2,)))) == [2]
+
+
+@pytest.mark.parametrize("place", [".", "models", "models/../models"])
+def test_files_are_not_written_among_those_of_a_run(place, copied, tmp_path, capsys):
+    out = copied / place
+    assert refused(capsys, copied, "--client", 0, "--out", out) == (
+        f"{out} holds the files of a run; name another folder, such as {copied / 'exports'}"
     )
 
 

@@ -123,6 +123,8 @@ def _chosen(folder: Path, options: Options) -> dict[int, Mapping[str, Any]]:
         elif (folder / "config.toml").is_file():
             remedy = f"finish the run: hetperm train --config {folder}/config.toml --out {folder} --resume"
         raise FileNotFoundError(f"there are no clients' models in {folder}; {remedy}")
+    if options.client:  # the files of others need not be there
+        return {i: client_models.read_manifest(folder, i) for i in options.client}
     manifests = {i: client_models.read_manifest(folder, i) for i in numbers}
     chosen = _select({i: str(manifest.get("tier")) for i, manifest in manifests.items()}, options, str(folder))
     return {i: manifests[i] for i in chosen}
@@ -187,6 +189,7 @@ def _export(
     """Convert, run, compare and write one model after the other."""
     exported, runtime = [], None
     files.check_place(out)
+    _check_apart(out)
     with one_thread(), ExitStack() as stack:
         for subject in subjects:
             file = formats.converted(subject, options)
@@ -216,6 +219,14 @@ def _export(
             if on_client:
                 on_client(exported[-1])
     return exported
+
+
+def _check_apart(out: Path) -> None:
+    """Raise an error if a folder holds the files of a run, which no others may be put among."""
+    whole = out.resolve()
+    home = whole.parent if whole.name == "models" else whole
+    if (home / "config.toml").is_file():
+        raise ValueError(f"{out} holds the files of a run; name another folder, such as {home / FOLDER}")
 
 
 def name_of(client: int, options: Options) -> str:
