@@ -174,6 +174,8 @@ BAD = [
     ({"download": 1}, "download is 1; it must be true or false"),
     ({"data_dir": 3}, "data_dir is 3; it must be a path, in quotes"),
     ({"out": "a\0b"}, r"out is 'a\x00b'; it must be a path, in quotes"),
+    ({"out": Path("a\0b")}, r"out is 'a\x00b'; it must be a path, in quotes"),
+    ({"out": Path("b" * 300)}, f"out is '{'b' * 99}...; no name in a path may be longer than 255 bytes"),
     ({"model_options": 3}, "model_options is 3; it must be a table of options"),
     ({"model_options": {3: 4}}, "model_options has the key 3; it must be the name of an option, in quotes"),
     ({"model_options": {"act": None}}, "model_options: act is None; it must be a finite number, a text, true, false"),
