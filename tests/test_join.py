@@ -515,6 +515,8 @@ def test_a_run_that_does_not_mix_cannot_be_joined(tmp_path, finished, capsys):
     path = data_file(tmp_path / "d.npz", finished[1][0])
     assert guarded(join_command.main, [str(result.folder), "--data", str(path), "--width", "1"]) == 2
     assert "has no server.safetensors" in capsys.readouterr().err
+    with pytest.raises(TypeError, match=r"^the client is 3; wrap its shard: hetperm.Client"):
+        join.added(join.read_run(finished[0].folder), 3)
     with pytest.raises(ValueError, match="has no reports at a common model"):
         replace(result, folder=None).join(finished[1][0])
 
@@ -574,6 +576,13 @@ def test_what_join_cannot_use_is_refused_in_one_sentence(changes, kind, sentence
     with pytest.raises(kind, match=f"^{re.escape(sentence)}") as caught:
         join.join(folder, newcomer(), **{"model": model} | changes)
     assert "\n" not in str(caught.value) and not joined.read(folder)
+
+
+def test_inputs_of_another_kind_than_those_of_the_run_are_refused(of_fit):
+    folder, model = of_fit
+    whole = Client((torch.ones(6, 3, dtype=torch.long), torch.arange(6) % 2))
+    with pytest.raises(ValueError, match=r"^the model fails on inputs of shape \(6, 3\) and type torch.int64 \("):
+        join.join(folder, whole, model=model)
 
 
 def test_what_is_no_folder_or_no_client_is_refused(tmp_path):

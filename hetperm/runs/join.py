@@ -119,8 +119,7 @@ def join(
     """
     if not isinstance(folder, str | Path):
         raise TypeError(f"the folder is {shown(folder)}; it must be a path")
-    if not isinstance(client, Client):
-        raise TypeError(f"the client is {shown(client)}; wrap its shard: hetperm.Client(train=(x, y))")
+    _check_is_client(client)
     if not isinstance(model, nn.Module | ScalableModel | None):
         raise TypeError(f"the model is {shown(model)}; it must be an nn.Module at full width")
     if not (loss is None or callable(loss)):
@@ -137,8 +136,14 @@ def join(
 # The newcomer
 
 
+def _check_is_client(client: Client) -> None:
+    if not isinstance(client, Client):
+        raise TypeError(f"the client is {shown(client)}; wrap its shard: hetperm.Client(train=(x, y))")
+
+
 def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
     """The client that joins; nothing is written. See `join` for the arguments."""
+    _check_is_client(client)
     if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= 1_000_000:
         raise ValueError(f"steps is {shown(steps)}; a client that joins takes a whole number of at least 0")
     if not isinstance(budget, Budget | None):

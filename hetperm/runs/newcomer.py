@@ -5,19 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hetperm.client import Client
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
-from hetperm.runs.rehearsal import IGNORED, rehearse
+from hetperm.runs.rehearsal import IGNORED, about, rehearse, tried
 from hetperm.runs.setting import Setting
 from hetperm.shards import Stored
 from submodels.norms import check_batch
 
 _KEYS = ("x", "y", "split")
+_REMEDY = "give join the model, the loss and the metric of the run, and data like its own"
 
 
 def client_of(path: Path, width: float) -> Client:
@@ -81,14 +82,13 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
         )
     check_batch(model, client.n_train)
     if setting.shop.loss is F.cross_entropy:
-        _check_labels(client, model)
-    remedy = "give join the model, the loss and the metric of the run, and data like its own"
-    rehearse(model, [client], setting.shop.loss, setting.metric, remedy=remedy)
+        outputs = tried("model", lambda x: num_outputs(model, client), (x,), about(x), _REMEDY)
+        _check_labels(client, outputs)
+    rehearse(model, [client], setting.shop.loss, setting.metric, remedy=_REMEDY)
 
 
-def _check_labels(client: Client, model: nn.Module) -> None:
-    """Raise an error if the labels of a client that joins are not classes of the run."""
-    outputs = num_outputs(model, client)
+def _check_labels(client: Client, outputs: int) -> None:
+    """Raise an error if the labels of a client that joins are not classes of the run, one for each output."""
     for part in ("train", "val", "test"):
         pair = getattr(client, part)
         labels = torch.zeros(1, dtype=torch.long) if pair is None else pair[1]

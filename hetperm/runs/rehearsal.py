@@ -150,7 +150,7 @@ def rehearse(
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
-            outputs = _tried("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), _about(x), remedy)
+            outputs = tried("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), about(x), remedy)
             if not isinstance(outputs, Tensor):
                 raise ValueError(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
@@ -158,17 +158,17 @@ def rehearse(
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
-            value = _tried("loss", loss, (outputs, y), pair, remedy)
+            value = tried("loss", loss, (outputs, y), pair, remedy)
             learns = any(p.requires_grad for p in model.parameters())
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
-            score = _tried("metric", metric, (outputs.detach(), y), pair, remedy)
+            score = tried("metric", metric, (outputs.detach(), y), pair, remedy)
             if not isinstance(score, Tensor | int | float) or (isinstance(score, Tensor) and score.is_complex()):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
             for i in _of_other_shapes(clients):
                 x, _ = at_model(model, _two_samples(i, clients[i]))
-                _tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {_about(x)}", remedy)
+                tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {about(x)}", remedy)
     finally:
         for part, training in modes:
             part.training = training
@@ -232,13 +232,13 @@ def _two_samples(i: int, client: Client) -> tuple[Inputs, Tensor]:
 
 
 def _augmented(augment: Augment, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    answer = _tried("augment", augment, (x, y, torch.Generator().manual_seed(0)), _about(x))
+    answer = tried("augment", augment, (x, y, torch.Generator().manual_seed(0)), about(x))
     if not (isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[1], Tensor)):
         raise ValueError(f"augment gives {shown(answer)}; it must return a pair, inputs and labels")
     return answer[0], answer[1]
 
 
-def _about(x: Inputs) -> str:
+def about(x: Inputs) -> str:
     """Inputs for errors."""
     if isinstance(x, Tensor):
         return f"inputs of shape {tuple(x.shape)} and type {x.dtype}"
@@ -247,7 +247,7 @@ def _about(x: Inputs) -> str:
     return f"{len(x)} inputs of shapes {', '.join(str(tuple(one.shape)) for one in x if isinstance(one, Tensor))}"
 
 
-def _tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
+def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
     """What a user's function returns; an error says on what it failed."""
     try:
         return function(*args)
