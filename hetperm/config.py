@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from hetperm.advice import did_you_mean
-from hetperm.checks import LARGEST_SEED, Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.checks import (
+    LARGEST_SEED,
+    MOST,
+    Names,
+    check_fields,
+    checked,
+    hints_of,
+    number,
+    several,
+    table,
+    text,
+    whole,
+)
 from hetperm.plugins import load_installed, plugin
 from hetperm.texts import shown
 
@@ -206,7 +218,7 @@ class Config:
     ] = "noise"
     """How far mixing weights spread: by the noise of gradients (noise, level), or a number: the paper's lambda."""
     share: Annotated[
-        float | Literal["look-ahead"], number(lambda x: x >= 0, "'look-ahead' or a number of at least 0")
+        float | Literal["look-ahead"], number(lambda x: 0 <= x <= MOST, f"'look-ahead' or a number from 0 to {MOST:g}")
     ] = "look-ahead"
     """How different clients may be and still learn from each other, in units of gradient noise; 0: everybody alone;
     look-ahead: chosen by the loss one step ahead, on validation data or held-out training data (0.35 where nobody can
