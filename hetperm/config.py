@@ -22,6 +22,7 @@ from hetperm.checks import (
     text,
     whole,
 )
+from hetperm.checks import path as checked_path
 from hetperm.plugins import load_installed, plugin
 from hetperm.texts import shown
 
@@ -401,8 +402,9 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
 
 def find(path: str | Path) -> Path:
     """The file of a path, or of the name of a shipped configuration."""
-    if Path(path).is_file():
-        return Path(path)
+    file = checked_path("the configuration", path)
+    if file.is_file():
+        return file
     shipped = SHIPPED / f"{path}.toml"
     if shipped.name == f"{path}.toml" and shipped.is_file():  # a path is not looked for beside the shipped ones
         return shipped

@@ -154,6 +154,6 @@ def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
         return configuration.load(files[0])
     if base is not None:
         return base
-    # A data set may hold a path (leaf:PATH), which must not lead to a file elsewhere.
-    shipped = configuration.SHIPPED / f"{dataset}.toml"
-    return configuration.load(shipped) if "/" not in dataset and shipped.is_file() else Config()
+    # By what is there: a data set may hold a path (leaf:PATH), which must not lead to a file elsewhere.
+    shipped = {file.stem: file for file in configuration.SHIPPED.glob("*.toml")}
+    return configuration.load(shipped[dataset]) if dataset in shipped else Config()
