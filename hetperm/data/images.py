@@ -21,6 +21,7 @@ FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
 AT_ONCE = 2**19  # pixels that are measured together, of images that are not in memory
+LARGEST_VALUE = 1e30  # of an input: what is computed from it must stay within float32, which ends at 3.4e38
 MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
 TEN = tuple("0123456789")
 CLOTHES = (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot")
