@@ -503,6 +503,16 @@ def _spent_before_visits(config: Config) -> str | None:
     return None
 
 
+def _epochs_without_steps(config: Config) -> str | None:
+    # Those of the default cost little, so that few steps need no second flag.
+    if config.steps and config.epochs > max(config.steps, Config.epochs):
+        return (
+            f"epochs {config.epochs} are equal parts of the steps and steps is {config.steps}, so that most would have "
+            f"none; lower epochs to at most {config.steps}, or raise steps"
+        )
+    return None
+
+
 def _nobody_comes(config: Config) -> str | None:
     expected = config.participation * config.num_clients * config.epochs
     if expected < 1:
@@ -550,6 +560,7 @@ CONTRADICTIONS = (
     _no_pieces,
     _nothing_kept,
     _cast_from_double,
+    _epochs_without_steps,
     _nobody_comes,
     _there_twice,
     _spent_before_visits,

@@ -428,6 +428,7 @@ FAULTS = [
     (caused(OSError("cannot write x"), FULL), "cannot write x; free some space, or name a folder on another disk"),
     (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise the limit of open files (ulimit -n)"),
     (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable; take fewer"),
+    (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "out of memory; take fewer --workers"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "out of memory; take fewer --workers"),
     (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'; `make setup`"),
 ]

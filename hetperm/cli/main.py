@@ -209,7 +209,9 @@ def _refuse(sentence: str) -> int:
 def explained(error: Exception, args: Sequence[str]) -> str:
     """An error in one line: what happened, where, and what to do."""
     text = one_line(str(error)) or type(error).__name__
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+    # A library that finds no room is an ImportError, and says so in words of the loader.
+    no_room = "failed to map segment" in text and "not permitted" not in text
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or no_room:
         return (
             "out of memory; take fewer --workers, smaller batches or --idle-models disk; if it is limited here (see "
             "ulimit -d and ulimit -v), raise the limit"

@@ -9,6 +9,7 @@ from hetperm import config as configuration
 from hetperm.cli import console
 from hetperm.cli.flags import FlagParser, UsageError
 from hetperm.config import Config
+from hetperm.texts import shown
 
 # Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file; --option sets single
 # keys of them.
@@ -139,9 +140,12 @@ def _toml(text: str) -> Any:
         (0.5, [64, 64], 'first-order')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except ValueError:
         return text.strip()
+    if len(table) > 1:
+        raise UsageError(f"--option: {shown(text)} holds several keys; give each an --option of its own")
+    return table["value"]
 
 
 def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
