@@ -157,7 +157,7 @@ def path(name: str, value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError(f"{name} is {shown(value)}; it must be a path, in quotes")
     if any([len(part.encode(errors="replace")) > LONGEST_PART for part in Path(value).parts]):
-        raise ValueError(f"{name} is {shown(value)}; no name in a path may be longer than {LONGEST_PART} bytes")
+        raise ValueError(f"{name} is {shown(str(value))}; no name in a path may be longer than {LONGEST_PART} bytes")
     return Path(value)
 
 

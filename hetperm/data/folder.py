@@ -148,12 +148,10 @@ def _folders(path: Path) -> list[str]:
     with os.scandir(path) as entries:
         for entry in entries:
             try:
-                if entry.is_dir() and not entry.name.startswith("."):
+                if not entry.name.startswith(".") and entry.is_dir():
                     names.append(entry.name)
             except OSError as error:
-                raise OSError(
-                    f"{entry.path} cannot be followed ({error.strerror}); mend or remove this link"
-                ) from error
+                raise OSError(f"{entry.path} cannot be followed ({error.strerror}); mend or remove it") from error
     return sorted(names)
 
 
