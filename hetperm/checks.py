@@ -83,6 +83,7 @@ def choices_of(base: Any) -> tuple[str, ...]:
 
 
 LARGEST = 10**9  # of whole numbers that have no bound of their own
+MOST = 1e100  # of numbers that are multiplied with one another: their products are finite too
 LARGEST_SEED = 2**64 - 1
 LONGEST_PART = 255  # bytes of the name of a file or folder, on every usual file system
 

@@ -9,7 +9,20 @@ from typing import Annotated, Any, Literal
 import tomli_w
 
 from hetperm.advice import did_you_mean
-from hetperm.checks import LARGEST_SEED, Names, check_fields, checked, hints_of, number, several, table, text, whole
+from hetperm.checks import (
+    LARGEST_SEED,
+    MOST,
+    Names,
+    check_fields,
+    checked,
+    hints_of,
+    number,
+    several,
+    table,
+    text,
+    whole,
+)
+from hetperm.checks import path as checked_path
 from hetperm.plugins import load_installed, plugin
 from hetperm.texts import shown
 
@@ -206,7 +219,7 @@ class Config:
     ] = "noise"
     """How far mixing weights spread: by the noise of gradients (noise, level), or a number: the paper's lambda."""
     share: Annotated[
-        float | Literal["look-ahead"], number(lambda x: x >= 0, "'look-ahead' or a number of at least 0")
+        float | Literal["look-ahead"], number(lambda x: 0 <= x <= MOST, f"'look-ahead' or a number from 0 to {MOST:g}")
     ] = "look-ahead"
     """How different clients may be and still learn from each other, in units of gradient noise; 0: everybody alone;
     look-ahead: chosen by the loss one step ahead, on validation data or held-out training data (0.35 where nobody can
@@ -389,8 +402,9 @@ def read(path: Path, *, noun: str = "a configuration") -> dict[str, Any]:
 
 def find(path: str | Path) -> Path:
     """The file of a path, or of the name of a shipped configuration."""
-    if Path(path).is_file():
-        return Path(path)
+    file = checked_path("the configuration", path)
+    if file.is_file():
+        return file
     shipped = SHIPPED / f"{path}.toml"
     if shipped.name == f"{path}.toml" and shipped.is_file():  # a path is not looked for beside the shipped ones
         return shipped
@@ -489,6 +503,16 @@ def _spent_before_visits(config: Config) -> str | None:
     return None
 
 
+def _epochs_without_steps(config: Config) -> str | None:
+    # Those of the default cost little, so that few steps need no second flag.
+    if config.steps and config.epochs > max(config.steps, Config.epochs):
+        return (
+            f"epochs {config.epochs} are equal parts of the steps and steps is {config.steps}, so that most would have "
+            f"none; lower epochs to at most {config.steps}, or raise steps"
+        )
+    return None
+
+
 def _nobody_comes(config: Config) -> str | None:
     expected = config.participation * config.num_clients * config.epochs
     if expected < 1:
@@ -536,6 +560,7 @@ CONTRADICTIONS = (
     _no_pieces,
     _nothing_kept,
     _cast_from_double,
+    _epochs_without_steps,
     _nobody_comes,
     _there_twice,
     _spent_before_visits,

@@ -8,6 +8,7 @@ once, and what it registers (`hetperm.register_algorithm` and its kin) is known 
 import hashlib
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -22,14 +23,26 @@ LONGEST = 200  # characters of what went wrong inside a plugin
 
 GROUP = "hetperm"  # of entry points
 _files: dict[Path, ModuleType] = {}  # those that were run
+_named: set[str] = set()  # those that were asked for
+log = logging.getLogger(__name__)
 
 
 def plugin(name: str, value: Any) -> str:
     """Run a plugin, unless it has been run; return its name. An error says what went wrong inside it."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} has {shown(value)}; it must be a Python file or the name of a module")
-    module_of(value)
+    module = module_of(value)
+    if value not in _named and not _uses_us(module):
+        log.warning("plugin %s registers nothing, as no file of it names hetperm; is another one meant?", shown(value))
+    _named.add(value)
     return value
+
+
+def _uses_us(module: ModuleType) -> bool:
+    """Whether a file of a module, or of one inside it, names hetperm."""
+    own = [one for name, one in [*sys.modules.items()] if f"{name}.".startswith(f"{module.__name__}.")]
+    files = [Path(one.__file__) for one in own if getattr(one, "__file__", None)]
+    return any([b"hetperm" in file.read_bytes() for file in files if file.is_file()])
 
 
 def module_of(value: str) -> ModuleType:

@@ -27,6 +27,7 @@ OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")
 KEYS = (*REQUIRED, *OPTIONAL)
 LONGEST_NAME = 60  # letters of a tier's name: tables and pictures show it
 MOST_TIERS = 100
+TOTAL = "all"  # what tables call all clients
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Tier:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name.strip():
             raise ValueError(f"a tier is named {shown(self.name)}; give it a name, in quotes")
+        if self.name.strip() == TOTAL:
+            raise ValueError(f"a tier is named {self.name!r}, as the row of all clients is; give it another name")
         if len(self.name) > LONGEST_NAME:
             raise ValueError(
                 f"a tier is named {self.name[:LONGEST_NAME]!r}...; give it a name of at most {LONGEST_NAME} letters"

@@ -123,7 +123,7 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         (lambda: mixing.weights(ZETA, Q, N, regularization=True), "unknown regularization True"),
         (lambda: mixing.weights(ZETA, Q, N, alpha_steps=1.5), "alpha_steps is 1.5; it must be a whole number"),
         (lambda: mixing.weights(ZETA, Q, N, share="x"), "share is 'x'; it must be a number of at least 0"),
-        (lambda: mixing.weights(ZETA, Q, N, share=10**400), "share is larger than any number; give inf"),
+        (lambda: mixing.weights(ZETA, Q, N, share=10**400), "it must be at most 1e+100, or inf, with which"),
         (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=math.inf), "vc_weight is inf; it must be a number"),
         (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=10**400), "it must be a number, zero or more, or 'raw'"),
         (lambda: mixing.solve(ZETA, N, "x"), "lam is 'x'; it must be a number, or a tensor or list of numbers"),
@@ -154,6 +154,32 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         (lambda: shuffle.ring(3, None), "the generator is a NoneType; give a torch.Generator"),
         (lambda: shuffle.schedule(ALPHA, 3), "the generator is a int; give a torch.Generator"),
         (lambda: shuffle.rounds_of(torch.tensor([[0, 5], [1, 0]])), "it must hold the number of a host, 0 to N - 1"),
+        (lambda: shuffle.rounds_of(torch.zeros(2, 2, dtype=torch.long)), "in each round a host has one model"),
+        (lambda: shuffle.rounds_of(torch.tensor([[0, 0], [1, 1]])), "each model visits each host once"),
+        (lambda: discrepancy.distances([torch.ones(3, 5)], 7), "gradients of 3 clients and N is 7"),
+        (lambda: discrepancy.fill_noise(torch.tensor([-1.0, math.nan, 1.0]), N), "q[0] is -1.0; a variance is zero"),
+        (lambda: discrepancy.fill_noise(torch.tensor([1.0, math.inf]), N[:2]), "q[1] is inf; a variance is zero"),
+        (lambda: discrepancy.noise(torch.full((2, 2), math.nan)), "the noise of these micro-gradients is nan"),
+        (lambda: mixing.weights(ZETA, Q, N, lam=1), "unknown option 'lam' of mixing weights; known are regularization"),
+        (lambda: mixing.weights(ZETA, Q, N, share=1e308), "share is 1e+308; it must be at most 1e+100, or inf"),
+        (lambda: mixing.sparse_weights(ZETA, Q, N, share=1e308), "share is 1e+308; it must be at most 1e+100, or inf"),
+        (lambda: mixing.weights(ZETA, torch.tensor([1e308, 1, 1]).double(), N), "q[0] is inf; a variance"),
+        (lambda: mixing.weights(ZETA, [1e308, 1.0, 1.0], N), "q[0] is 1e+308; it must be at most 1e+100"),
+        (lambda: mixing.weights(ZETA, Q, [1e308, 1e308, 1.0]), "n[0] is 1e+308; the samples of a client are from"),
+        (lambda: mixing.weights(ZETA, Q, [1e-308, 1.0, 1.0]), "n[0] is 1e-308; the samples of a client are from"),
+        (lambda: mixing.level(1e306 * ZETA.double(), Q, N), "zeta[0, 1] is 2e+306; it must be at most 1e+100"),
+        (lambda: mixing.weights(1e306 * ZETA.double(), Q, N), "zeta[0, 1] is 2e+306; it must be at most 1e+100"),
+        (lambda: mixing.solve(1e306 * ZETA.double(), N, 1.0), "cost[0, 1] is 2e+306; it must be at most 1e+100"),
+        (
+            lambda: mixing.weights(ZETA * 1e-30, Q * 1e-30, N, share=1e-300),
+            "are beyond the numbers of float64: zeta, q, n",
+        ),
+        (lambda: mixing.weights(ZETA + torch.eye(3), Q, N), "zeta[0, 0] is 1.0; a client does not differ from itself"),
+        (lambda: mixing.noise(torch.eye(3), Q, N), "zeta[0, 0] is 1.0; a client does not differ from itself"),
+        (lambda: mixing.weights(torch.triu(ZETA), Q, N), "a distance is the same both ways, so give a symmetric"),
+        (lambda: mixing.sparse_weights(torch.triu(ZETA), Q, N), "zeta[0, 2] is 9.0 and zeta[2, 0] is 0.0; a distance"),
+        (lambda: mixing.weights_of([1], torch.triu(ZETA), Q, N), "zeta[1, 2] is 9.0 and zeta[2, 1] is 0.0; a distance"),
+        (lambda: mixing.spread(ALPHA, torch.triu(ZETA), Q), "a distance is the same both ways, so give a symmetric"),
         (lambda: discrepancy.pairwise(3), "gradients is a int; it must be a tensor (N, d), or chunks of it"),
         (lambda: discrepancy.sketch(torch.ones(5), 0), "size is 0; it must be a whole number of at least 1"),
         (lambda: discrepancy.sketch(torch.ones(5), 4, -1), "seed is -1; it must be a whole number of at least 0"),
@@ -175,9 +201,29 @@ def test_the_spread_of_sparse_weights_in_single_precision_is_that_of_dense_ones(
     torch.testing.assert_close(sparse, dense)
 
 
+def test_distances_of_another_function_are_taken_with_their_rounding():
+    g = 10 + torch.randn(300, 20, generator=torch.Generator().manual_seed(0))
+    for zeta in (torch.cdist(g, g).square(), (g[:, None] - g).square().mean(-1).half()):
+        zeta[7, 290] *= 1.0001
+        alpha = mixing.weights(zeta, torch.ones(300), torch.ones(300))
+        assert alpha.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha_steps": 3}])
+def test_a_vanishing_lam_leaves_everybody_with_the_nearest(options):
+    lone = torch.eye(3).double()
+    assert torch.equal(mixing.weights(ZETA, None, N, regularization=1e-320, **options), lone)
+    assert torch.equal(mixing.descend(ZETA.double(), N, 1e-310, 5), lone)
+
+
+def test_weights_that_are_all_zero_have_no_spread():
+    none = torch.zeros(3, 3)
+    assert torch.equal(mixing.spread(none.to_sparse(), ZETA, Q), mixing.spread(none, ZETA, Q))
+
+
 @pytest.mark.parametrize("rule", [{}, {"regularization": "level"}, {"share": 2**70}, {"share": 3}])
-def test_a_diagonal_that_is_not_zero_counts_for_neither_form_of_the_weights(rule):
-    zeta = ZETA + 50 * torch.eye(3)
+def test_a_diagonal_that_rounding_left_counts_for_neither_form_of_the_weights(rule):
+    zeta = ZETA + 0.005 * torch.eye(3)
     assert torch.equal(mixing.sparse_weights(zeta, Q, N, **rule).to_dense(), mixing.weights(zeta, Q, N, **rule))
 
 

@@ -88,6 +88,12 @@ def test_a_data_set_without_a_configuration_has_the_defaults():
     assert parse_train(["--dataset", "mnist", "--personal-lr", "0.01"]).personal_lr == 0.01
 
 
+def test_an_option_of_several_lines_is_one_value_or_refused():
+    assert parse_train(["--option", "model.hidden=[8,\n8]"]).model_options == {"hidden": [8, 8]}
+    with pytest.raises(UsageError, match="holds several keys; give each an --option of its own"):
+        parse_train(["--option", "local.lr=1\nx=2"])
+
+
 def test_another_model_does_not_get_the_options_of_the_one_in_the_file():
     assert parse_train("--config synthetic --model mlp".split()).model_options == {}
     assert parse_train("--config synthetic --model logistic".split()).model_options == {"bias": False}

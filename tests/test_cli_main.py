@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from test_report_page import write_sweep
 
 from hetperm.cli import console, examples
 from hetperm.cli import main as cli
@@ -86,12 +88,25 @@ def test_running_out_of_memory_is_one_line_and_status_2(capsys):
     assert said.endswith("if it is limited here (see ulimit -d and ulimit -v), raise the limit\n")
 
 
-def test_a_command_that_is_stopped_says_how_to_go_on_and_is_status_130(capsys):
+def test_a_command_that_is_stopped_says_how_to_go_on_and_is_status_130(capsys, monkeypatch):
     def stopped(args):
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(cli, "RESUMED", (stopped,))
     assert cli.guarded(stopped, []) == 130
     assert "--resume" in capsys.readouterr().err
+
+
+def test_only_what_can_be_resumed_says_so_when_it_is_stopped(capsys, monkeypatch):
+    def stopped(args):
+        raise KeyboardInterrupt
+
+    for name, (command, _) in cli.COMMANDS.items():
+        cli.guarded(command, ["--help"])
+        assert ("--resume" in capsys.readouterr().out) == (command in cli.RESUMED), name
+    monkeypatch.setitem(cli.COMMANDS, "compare", (stopped, ""))
+    assert status(["compare", "a", "b"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_an_error_of_several_lines_is_said_in_one_and_never_in_none(capsys):
@@ -235,6 +250,24 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
     assert caplog.messages == [f"{tmp_path}: {said}"]
 
 
+def test_a_seed_whose_folder_is_gone_is_named(tmp_path, caplog):
+    sweep = write_sweep(tmp_path / "sweep")
+    files.write(sweep / "config.toml", "seeds = [0, 1, 2]\n")
+    files.write_checksums(sweep)
+    shutil.rmtree(sweep / "seed-1")
+    assert status(["report", str(sweep)]) == 0
+    assert caplog.messages == [f"{sweep}: not as the run wrote it, going by checksums.txt: seed-1 (missing)"]
+
+
+@pytest.mark.parametrize("words", [["train", "--dataset", "npz:LONG"], ["train", "--dataset", "LONG"]])
+@pytest.mark.parametrize("more", [["train", "--config", "LONG"], ["report", "LONG"]])
+def test_a_name_that_no_file_can_have_is_refused_in_a_sentence(words, more, capsys):
+    for command in (words, more):
+        assert status([word.replace("LONG", "a" * 300) for word in command]) == 2
+        said = capsys.readouterr().err
+        assert "no name in a path may be longer than 255 bytes" in said or "unknown dataset" in said
+
+
 # Output that cannot be written, and signals
 
 
@@ -291,10 +324,11 @@ def test_escape_sequences_are_written_out(capsys):
     assert capsys.readouterr() == ("\\x1b]0;mine\\x07\n", "error: tier '\\x1b[2J\\u202e'\n")
 
 
-def test_a_process_that_is_asked_to_end_says_how_to_go_on(capsys):
+def test_a_process_that_is_asked_to_end_says_how_to_go_on(capsys, monkeypatch):
     def stopped(args):
         raise cli.Terminated
 
+    monkeypatch.setattr(cli, "RESUMED", (stopped,))
     assert cli.guarded(stopped, []) == 143
     assert "--resume" in capsys.readouterr().err
 
@@ -394,6 +428,7 @@ FAULTS = [
     (caused(OSError("cannot write x"), FULL), "cannot write x; free some space, or name a folder on another disk"),
     (OSError(errno.EMFILE, "Too many open files"), "Too many open files; raise the limit of open files (ulimit -n)"),
     (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable; take fewer"),
+    (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "out of memory; take fewer --workers"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "out of memory; take fewer --workers"),
     (ModuleNotFoundError("No module named 'torch'"), "No module named 'torch'; `make setup`"),
 ]

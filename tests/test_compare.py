@@ -1,6 +1,7 @@
 """hetperm compare: tables and page of runs side by side, and what cannot be compared."""
 
 import json
+import os
 
 import pytest
 from summaries import clients, single
@@ -115,9 +116,24 @@ def test_bad_words_are_refused_in_a_sentence(two, tmp_path, capsys):
     assert refused(capsys, *two, "--all").startswith("unknown flag --all;")
     (tmp_path / "mine.html").write_text("mine")
     assert "is no page of hetperm compare" in refused(capsys, *two, "--out", tmp_path / "mine.html")
+    long = "a" * 300
+    assert "no name in a path may be longer than 255 bytes" in refused(capsys, two[0], long)
+    assert "no name in a path may be longer than 255 bytes" in refused(capsys, *two, "--out", f"{long}.html")
     (tmp_path / "bench").mkdir()
     files.write_json(tmp_path / "bench" / "resources.json", {"tiers": [{"tier": "a"}], "lines": []})
     assert "holds a resource benchmark and no run" in refused(capsys, two[0], tmp_path / "bench")
+
+
+def test_a_page_takes_the_place_of_no_pipe_folder_or_link(two, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.html")  # reading it would wait for ever
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "dangling.html").symlink_to(tmp_path / "gone")
+    (tmp_path / "looping.html").symlink_to(tmp_path / "looping.html")
+    for name in ("pipe", "folder", "dangling", "looping"):
+        page = tmp_path / f"{name}.html"
+        said = refused(capsys, *two, "--out", page)
+        assert said == f"{page} exists and is no file; name another with --out"
+    assert os.readlink(tmp_path / "dangling.html") == str(tmp_path / "gone")
 
 
 def test_the_command_prints_tables_and_writes_a_page_that_may_be_written_again(two, capsys):

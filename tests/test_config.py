@@ -232,7 +232,8 @@ BAD = [
     ),
     ({"steps": 10, "warmup_rounds": 2, "algorithm": "local", "baselines": ("perm",)}, "and steps is 10"),
     ({"personal_lr": 10**400}, "it must be a number from 1e-12 to 1e38"),
-    ({"share": 10**400}, "it must be 'look-ahead' or a number of at least 0"),
+    ({"share": 10**400}, "it must be 'look-ahead' or a number from 0 to 1e+100"),
+    ({"share": 1e308}, "share is 1e+308; it must be 'look-ahead' or a number from 0 to 1e+100"),
     ({"engine": "thread"}, "unknown engine 'thread'; did you mean 'threads'?"),
     (
         {"engine": "sequential", "workers": 2},

@@ -397,7 +397,7 @@ def test_a_missing_folder_is_named_with_the_flag_that_fetches_it(tmp_path, name,
         load(name, num_clients=2, partition="iid", seed=0, data_dir=tmp_path)
     assert str(caught.value) == (
         f"{name} is not in {tmp_path / folder}; point --data-dir at the folder that holds {Path(folder).parts[0]}, "
-        "or let --download fetch it"
+        "or let `hetperm train --download` fetch it"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -436,7 +436,10 @@ def test_damaged_files_are_named_in_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        ([3] * 20, r"has 30 images and 20 labels; remove that folder and let --download fetch it afresh"),
+        (
+            [3] * 20,
+            r"has 30 images and 20 labels; remove that folder and let `hetperm train --download` fetch",
+        ),
         ([0, 10] * 15, r"has labels from 0 to 10 and 10 classes, numbered from 0; remove that folder"),
     ],
 )

@@ -323,6 +323,21 @@ def test_a_link_that_leads_back_is_followed_once(tmp_path, raw):
     assert all(torch.equal(found[part], expected[part]) for part in expected)
 
 
+def test_hidden_folders_are_no_classes_and_hold_no_images(tmp_path, raw):
+    write(tmp_path, {"a": 12, "b": 12})
+    expected = parts_of(read(tmp_path))
+    write(tmp_path / "a", {".ipynb_checkpoints": 2})
+    write(tmp_path, {".git": 2})
+    found = parts_of(read(tmp_path))
+    assert all(torch.equal(found[part], expected[part]) for part in expected)
+
+
+def test_a_link_that_leads_to_itself_is_named(tmp_path):
+    write(tmp_path, {"a": 12, "b": 12})
+    (tmp_path / "c").symlink_to("c")
+    refuses(OSError, f"{tmp_path / 'c'} cannot be followed (Too many levels of symbolic links); mend", tmp_path)
+
+
 def test_a_tree_of_too_many_folders_is_refused(tmp_path, monkeypatch):
     write(tmp_path, {"a": 12, "b": 12})
     monkeypatch.setattr(folder, "MOST_FOLDERS", 1)

@@ -315,6 +315,8 @@ def test_a_file_that_is_not_leaf_is_named(tmp_path, content, message):
         ([[1.0] * 4], [0, 1], "has 1 inputs and 2 labels"),
         ([[1.0] * 4], [10**9], "has the label 1000000000; number the classes from 0, at most 100000 of them"),
         ([[1.0, 0.0, 0.0, float("nan")]], [0], "has pixels that are not finite"),
+        ([[1.0, 0.0, 0.0, 1e39]], [0], "has a pixel of size 1e+39; pixels must be from -1e+30 to 1e+30"),
+        ([[1.0, 0.0, 0.0, -1e308]], [0], "has a pixel of size 1e+308; pixels must be from -1e+30 to 1e+30"),
     ],
 )
 def test_samples_that_are_not_images_are_refused_by_user(tmp_path, x, y, message):

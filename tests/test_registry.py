@@ -265,6 +265,15 @@ def test_what_cannot_be_used_is_refused_in_one_line(words, sentence, capsys):
     assert sentence in error and error.count("\n") == 1 and not Path("run").exists()
 
 
+def test_a_plugin_that_registers_nothing_is_asked_about_once(caplog):
+    plugins._named.clear()
+    write_plugin()
+    for _ in range(2):
+        Config(plugins=["mine.py", "os"])
+    said = "plugin 'os' registers nothing, as no file of it names hetperm; is another one meant?"
+    assert caplog.messages == [said]
+
+
 def test_a_broken_plugin_of_a_file_is_named_too(tmp_path):
     Path("broken.toml").write_text('plugins = ["broken.py"]\n')
     Path("broken.py").write_text("1 / 0\n")

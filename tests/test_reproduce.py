@@ -113,6 +113,7 @@ def test_a_file_without_values_for_the_experiment_is_refused(tmp_path, text, sen
 def test_flags_that_an_experiment_would_ignore_are_refused(capsys):
     for words, sentence in (
         ("synthetic --budgets macs", "--budgets is for hetero and budgets; leave it out for synthetic"),
+        ("hetero --tuned x.toml", "there is no file x.toml; give --tuned a chosen.toml that `reproduce tune` wrote"),
         ("all --tuned x.toml", "--tuned holds the values of one experiment; leave it out, each has its own"),
     ):
         assert guarded(main, words.split()) == 2

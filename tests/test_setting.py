@@ -169,6 +169,12 @@ def test_a_single_class_is_said_to_teach_nothing(caplog):
     assert "all training samples are of class 1: every model is right" in caplog.text
 
 
+def test_a_single_class_to_learn_from_is_not_said_to_be_right_where_others_are_tested(caplog):
+    x = torch.rand(4, 3)
+    own(nn.Linear(3, 2), [Client((x, torch.zeros(4).long()), test=(x, torch.tensor([0, 1, 0, 1])))])
+    assert "all training samples are of class 0: no model learns the others that are tested" in caplog.text
+
+
 def test_samples_that_are_all_the_same_are_said_to_teach_nothing(caplog):
     y = torch.tensor([0, 1, 0, 1])
     own(nn.Linear(3, 2), [Client((torch.ones(4, 3), y)), Client((torch.ones(4, 3), y))])

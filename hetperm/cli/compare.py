@@ -1,8 +1,10 @@
 """``hetperm compare RUN RUN ...``: runs side by side, in the terminal and as a page."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetperm.checks import path
 from hetperm.cli import examples
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError, folder_of
@@ -58,7 +60,7 @@ def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
                 value, *words = words
             if not value.endswith(".html"):
                 raise UsageError(f"--out: {value!r} is no page; name a file that ends in .html")
-            out = Path(value)
+            out = path("--out", value)
         elif word.startswith("--"):
             raise UsageError(f"unknown flag {flag}; compare takes folders and --out")
         else:
@@ -79,5 +81,12 @@ def _check(target: Path) -> None:
     """Raise an error if the page would take the place of something else."""
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}; make it, or name another page with --out")
-    if target.exists() and b"hetperm compare" not in target.read_bytes()[:500]:
+    if os.path.lexists(target) and not target.is_file():  # a pipe would wait for ever
+        raise UsageError(f"{target} exists and is no file; name another with --out")
+    if target.exists() and b"hetperm compare" not in _beginning(target):
         raise UsageError(f"{target} exists and is no page of hetperm compare; name another with --out")
+
+
+def _beginning(page: Path) -> bytes:
+    with page.open("rb") as file:
+        return file.read(500)

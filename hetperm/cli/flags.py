@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_origin
 
 from hetperm.advice import closest, did_you_mean
-from hetperm.checks import COMMAS, choices_of, hints_of, members, split, unwrapped
+from hetperm.checks import COMMAS, choices_of, hints_of, members, path, split, unwrapped
 from hetperm.cli import examples
 
 # type -> (its name in help, its name in an error)
@@ -277,4 +277,4 @@ def read_run(prog: str, kind: type, args: Sequence[str]) -> tuple[Path, object]:
 
 def folder_of(word: str) -> Path:
     """The folder that a word of a command names."""
-    return value_of(Path, word)
+    return path("the folder", value_of(Path, word))

@@ -90,6 +90,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "bench": (bench.main, "measure the speed of rounds and epochs"),
     "bench resources": (resources.main, "check whether a model fits each device tier"),
 }
+RESUMED = (train.main, reproduce.main, serve.main)  # those with --resume
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -182,13 +183,20 @@ def _status(command: Command, args: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
-        print(str(stop) or STOPPED, file=sys.stderr)  # some commands say how to go on themselves
+        print(str(stop) or _stopped(command, args), file=sys.stderr)  # some commands say how to go on themselves
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)  # the convention of shells
     except Exception as error:  # the outermost handler: nothing that a user can feed ends in a traceback
         if os.environ.get("HETPERM_TRACEBACK"):
             raise
         return _refuse(old_torch() or explained(error, args))
     return 0
+
+
+def _stopped(command: Command, args: Sequence[str]) -> str:
+    """What is said of a command that was stopped: how to go on, where that is possible."""
+    if command is _dispatch and args:
+        command, _ = COMMANDS.get(args[0], (command, ""))
+    return STOPPED if command in RESUMED else "stopped"
 
 
 def _refuse(sentence: str) -> int:
@@ -201,7 +209,9 @@ def _refuse(sentence: str) -> int:
 def explained(error: Exception, args: Sequence[str]) -> str:
     """An error in one line: what happened, where, and what to do."""
     text = one_line(str(error)) or type(error).__name__
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+    # A library that finds no room is an ImportError, and says so in words of the loader.
+    no_room = "failed to map segment" in text and "not permitted" not in text
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or no_room:
         return (
             "out of memory; take fewer --workers, smaller batches or --idle-models disk; if it is limited here (see "
             "ulimit -d and ulimit -v), raise the limit"

@@ -9,6 +9,7 @@ from hetperm import config as configuration
 from hetperm.cli import console
 from hetperm.cli.flags import FlagParser, UsageError
 from hetperm.config import Config
+from hetperm.texts import shown
 
 # Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file; --option sets single
 # keys of them.
@@ -139,9 +140,12 @@ def _toml(text: str) -> Any:
         (0.5, [64, 64], 'first-order')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except ValueError:
         return text.strip()
+    if len(table) > 1:
+        raise UsageError(f"--option: {shown(text)} holds several keys; give each an --option of its own")
+    return table["value"]
 
 
 def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
@@ -154,6 +158,6 @@ def _base(files: Sequence[str], dataset: str, base: Config | None) -> Config:
         return configuration.load(files[0])
     if base is not None:
         return base
-    # A data set may hold a path (leaf:PATH), which must not lead to a file elsewhere.
-    shipped = configuration.SHIPPED / f"{dataset}.toml"
-    return configuration.load(shipped) if "/" not in dataset and shipped.is_file() else Config()
+    # By what is there: a data set may hold a path (leaf:PATH), which must not lead to a file elsewhere.
+    shipped = {file.stem: file for file in configuration.SHIPPED.glob("*.toml")}
+    return configuration.load(shipped[dataset]) if dataset in shipped else Config()

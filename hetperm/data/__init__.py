@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from hetperm.advice import closest
+from hetperm.checks import path as checked_path
 from hetperm.checks import whole
 from hetperm.client import Client, Pair, View
 from hetperm.data import folder, images, leaf, npz, pairs, synthetic
@@ -135,7 +136,8 @@ class Wanted:
     @property
     def path(self) -> Path:
         """The path in a name such as ``npz:PATH``."""
-        return Path(self.name.partition(":")[2]).expanduser()
+        kind, _, path = self.name.partition(":")
+        return checked_path(f"the path of {kind}", path).expanduser()
 
 
 def load(name: str, **others: Any) -> Problem:

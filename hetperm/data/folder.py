@@ -1,4 +1,4 @@
-"""Images in one folder for every class, listed as torchvision's ImageFolder does.
+"""Images in one folder for every class, listed as torchvision's ImageFolder does; hidden folders are left out.
 
 Only images that are needed are decoded, those of a large folder when they are read (`views.StoredViews`). Nothing is
 written. Every image is converted to RGB. All must have one size, unless they are resized to one while they are decoded.
@@ -132,27 +132,34 @@ def read(root: Path, image_size: int | None = None) -> Source:
 
 def _warn_of_others(root: Path) -> None:
     """Warn of folders beside train, val and test: they are not read."""
-    with os.scandir(root) as entries:
-        others = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    others = sorted({*others} - {"train", "val", "test"})
+    others = sorted({*_folders(root)} - {"train", "val", "test"})
     if others:
         named = shown(others[0]) + (f" and {len(others) - 1} others" if others[1:] else "")
         log.warning("%s: of the folders beside train only val and test are read, and not %s", root, named)
 
 
 def _holds_folders(path: Path) -> bool:
-    if not path.is_dir():
-        return False
+    return path.is_dir() and bool(_folders(path))
+
+
+def _folders(path: Path) -> list[str]:
+    """The names of the folders in a folder, in order; hidden ones, such as .git, are no classes."""
+    names = []
     with os.scandir(path) as entries:
-        return any(entry.is_dir() for entry in entries)
+        for entry in entries:
+            try:
+                if not entry.name.startswith(".") and entry.is_dir():
+                    names.append(entry.name)
+            except OSError as error:
+                raise OSError(f"{entry.path} cannot be followed ({error.strerror}); mend or remove it") from error
+    return sorted(names)
 
 
 def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     """The classes, the image files and (n,) their classes."""
     if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
-    with os.scandir(folder) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    classes = _folders(folder)
     count = itertools.count(1)
     images = [_images(folder / name, count) for name in classes]
     if not any(images):
@@ -165,7 +172,10 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
 
 
 def _images(folder: Path, count: Iterator[int]) -> list[str]:
-    """The images in a folder and those inside it, as torchvision's ImageFolder lists them; `count` counts folders."""
+    """The images in a folder and those inside it, as torchvision's ImageFolder lists them, but for hidden folders.
+
+    `count` counts folders.
+    """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     seen, found = set(), []
@@ -178,6 +188,7 @@ def _images(folder: Path, count: Iterator[int]) -> list[str]:
                 folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk goes into those that are left
         found.append((inner, names))
     paths = [os.path.join(inner, name) for inner, names in sorted(found) for name in sorted(names)]
     return [path for path in paths if path.lower().endswith(IMG_EXTENSIONS)]

@@ -21,6 +21,7 @@ FOLDER = "data"  # where --data-dir points unless it is given
 TEST_SHARE = 0.2  # of a set that comes without test images
 MEASURED = 500  # training images on which mean and deviation are measured, if none are published
 AT_ONCE = 2**19  # pixels that are measured together, of images that are not in memory
+LARGEST_VALUE = 1e30  # of an input: what is computed from it must stay within float32, which ends at 3.4e38
 MOST_CLASSES = 100_000  # a larger label is no class but a measurement or a mistake
 TEN = tuple("0123456789")
 CLOTHES = (*"T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag".split(), "Ankle boot")
@@ -187,14 +188,14 @@ def _torchvision(
     if not download and not all([(root / file).is_file() for file in files]):
         raise FileNotFoundError(
             f"{name} is not in {root / folder}; point --data-dir at the folder that holds {folder.parts[0]}, "
-            "or let --download fetch it"
+            "or let `hetperm train --download` fetch it"
         )
     load = getattr(datasets, kind)
     try:
         train, test = (load(str(root), train=part, download=download, **options) for part in (True, False))
     except Exception as error:  # torchvision raises whatever reading or fetching raised
         reason = " ".join(str(error).split()) or type(error).__name__
-        remedy = "remove that folder and let --download fetch it afresh"
+        remedy = "remove that folder and let `hetperm train --download` fetch it afresh"
         if download and not all([(root / file).is_file() for file in files]):
             remedy = f"is there a network? Files fetched elsewhere go to {root / folder}, and need no --download"
         raise OSError(
@@ -211,7 +212,7 @@ def _torchvision(
 
 def _check_whole(part: Images, num_classes: int, where: str) -> None:
     """Raise an error if images and labels are not of each other; torchvision reads them from two files."""
-    fetch = "remove that folder and let --download fetch it afresh"
+    fetch = "remove that folder and let `hetperm train --download` fetch it afresh"
     if not len(part.x) == len(part.y) > 0:
         raise ValueError(f"{where} has {len(part.x)} images and {len(part.y)} labels; {fetch}")
     if part.y.min() < 0 or part.y.max() >= num_classes:

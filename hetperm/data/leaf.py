@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hetperm.data import text
-from hetperm.data.images import MOST_CLASSES, Images, Source
+from hetperm.data.images import LARGEST_VALUE, MOST_CLASSES, Images, Source
 from hetperm.data.text import Text
 
 Samples = tuple[np.ndarray, np.ndarray]  # float32 (n, pixels) and int64 (n,)
@@ -169,4 +169,9 @@ def _samples(x: list, y: list, *, where: str) -> Samples:
         raise ValueError(f"{where} has {len(inputs)} inputs and {len(labels)} labels")
     if not np.isfinite(inputs).all():
         raise ValueError(f"{where} has pixels that are not finite")
+    largest = float(np.abs(inputs).max())
+    if largest > LARGEST_VALUE:
+        raise ValueError(
+            f"{where} has a pixel of size {largest:g}; pixels must be from -{LARGEST_VALUE:g} to {LARGEST_VALUE:g}"
+        )
     return inputs.astype(np.float32), labels.astype(np.int64)

@@ -235,7 +235,10 @@ def _columns(N: int) -> int:
 
 def distances(gradients: Iterable[Tensor], N: int) -> "Tensor | Distances":
     """The squared distances between the gradients of N clients: as a matrix, or row by row if there are very many."""
-    return pairwise(gradients).double() if borders.count("N", N, 1) <= DENSE_UP_TO else Distances(gradients)
+    zeta = pairwise(gradients).double() if borders.count("N", N, 1) <= DENSE_UP_TO else Distances(gradients)
+    if len(zeta) != N:
+        raise ValueError(f"there are gradients of {len(zeta)} clients and N is {N}; give one for each client")
+    return zeta
 
 
 def _as_chunks(gradients: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -348,7 +351,10 @@ def noise(micro_gradients: Tensor, sizes: Tensor | None = None) -> float:
     s = torch.ones(m) if sizes is None else borders.numbers("sizes", sizes)
     if s.shape != (m,) or not ((s > 0) & s.isfinite()).all():
         raise ValueError(f"micro-batches of sizes {s.tolist()}; each of the {m} must hold a sample")
-    return mean_and_noise(micro_gradients.detach(), s.tolist())[1]
+    q = mean_and_noise(micro_gradients.detach(), s.tolist())[1]
+    if not math.isfinite(q):  # nan would say that it is unknown
+        raise ValueError(f"the noise of these micro-gradients is {q}; their numbers must be finite, and not as large")
+    return q
 
 
 def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple[Tensor, float]:
@@ -412,6 +418,10 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
     """
     if borders.dense("q", q).dim() != 1 or len(q) == 0:
         raise ValueError(f"q has shape {tuple(q.shape)}; give the noise of each client")
+    wrong = (q < 0) | q.isinf()
+    if wrong.any():
+        j = int(wrong.nonzero()[0])
+        raise ValueError(f"q[{j}] is {float(q[j])}; a variance is zero or more, or nan where it is unknown")
     unknown = q.isnan()
     if not unknown.any():
         return q

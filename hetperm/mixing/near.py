@@ -20,6 +20,7 @@ from hetperm.mixing.solver import (
     Problem,
     below,
     check_distances,
+    check_symmetric,
     debias,
     estimates,
     level_of,
@@ -58,6 +59,7 @@ def sparse_weights(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **opti
         tensor([0.2500, 0.7500, 0.2500, 0.7500, 1.0000], dtype=torch.float64)
     """
     given = problem(zeta, q, n, **options)
+    check_symmetric(given.zeta)
     rule = given.rule
     if not rule.by_number and rule.alpha_steps is None and 0 < rule.share < math.inf:
         parts = [part for block in _blocks(given.zeta) for part in _solved(given, block)]
@@ -178,6 +180,7 @@ def spread(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     """
     alpha = borders.square("alpha", alpha).detach().double()
     zeta, q, _ = estimates(zeta, q, torch.ones(len(alpha)))
+    check_symmetric(zeta)
     if q is None:
         raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
     entries = alpha.coalesce().values() if alpha.is_sparse else alpha
@@ -205,7 +208,7 @@ def _over_pairs(alpha: Tensor, zeta: Tensor | Distances, q: Tensor) -> Tensor:
     for block in _blocks(zeta):
         place = torch.empty_like(partners).index_copy_(0, block.columns, torch.arange(len(alpha), device=q.device))
         local.fill_(-1).index_copy_(0, block.rows, torch.arange(len(block.rows), device=q.device))
-        for here in (local[j] >= 0).nonzero().flatten().split(max(1, ENTRIES // int(partners.max()))):
+        for here in (local[j] >= 0).nonzero().flatten().split(max(1, ENTRIES // max(1, int(partners.max())))):
             many = partners[i[here]]
             entry = torch.arange(len(here), device=q.device).repeat_interleave(many)
             inner = torch.arange(len(entry), device=q.device) + (first[i[here]] - many.cumsum(0) + many)[entry]

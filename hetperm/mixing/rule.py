@@ -2,9 +2,11 @@
 
 import math
 import sys
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
+from hetperm.checks import MOST
 from hetperm.mixing import borders
 from hetperm.texts import shown
 
@@ -58,6 +60,15 @@ class Rule:
         return isinstance(self.regularization, int | float) and not isinstance(self.regularization, bool)
 
 
+def rule_of(options: Mapping[str, Any]) -> Rule:
+    """The rule with these fields; an error names the first that it does not have."""
+    known = [field.name for field in fields(Rule)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown option {shown(name)} of mixing weights; known are {', '.join(known)}")
+    return Rule(**options)
+
+
 def _is_number(value: object) -> bool:
     """Whether it is a number that a float can hold, or infinite."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -68,6 +79,6 @@ def check_share(share: float) -> float:
     """The share; an error if it is none."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
         raise ValueError(f"share is {shown(share)}; it must be a number of at least 0, or inf")
-    if share > sys.float_info.max and share != math.inf:
-        raise ValueError("share is larger than any number; give inf, with which all share alike")
+    if share > MOST and share != math.inf:
+        raise ValueError(f"share is {shown(share)}; it must be at most {MOST:g}, or inf, with which all share alike")
     return float(share)

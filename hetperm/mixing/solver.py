@@ -4,6 +4,7 @@ Everything is computed in float64. Relabelling the clients relabels alpha bit fo
 does not depend on labels.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetperm.checks import MOST
 from hetperm.mixing import borders, complexity
 from hetperm.mixing.discrepancy import Distances
-from hetperm.mixing.rule import MOST_STEPS, SHARE, Rule, check_share
+from hetperm.mixing.rule import MOST_STEPS, SHARE, Rule, check_share, rule_of
 from hetperm.mixing.simplex import water_fill
 from hetperm.texts import shown
 
@@ -22,6 +24,8 @@ ENTRIES = 2**21  # numbers in a block of rows that is solved at once: about ten 
 LEVEL = 0.5  # water level of the "level" rule, in units of the noise of a distance
 SPARSE_FROM = 1000  # clients; from this number on alpha is stored and written sparse
 RESOLUTION = 1e-6  # distances below this share of the largest one are rounding errors
+SLACK = 1e-3  # share of the largest distance by which a diagonal may differ from 0, and two halves from each other
+TILE = 256  # rows and columns that are compared at once: both fit into the cache
 
 
 # The mixing problem
@@ -73,7 +77,9 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
 
     def walk(c: Tensor, n: Tensor, lam: Tensor) -> Tensor:
         # A step goes to alpha - (c + 2 lam alpha / n) / L, L = 2 lam / n_min; what all steps share is computed once.
-        slope, stay, ones = c * (n.min() / (2 * lam)), 1 - n.min() / n, torch.ones_like(n)
+        # With a tiny lam the factor would be infinite, and the cheapest cost, which is 0, no number.
+        factor = (n.min() / (2 * lam)).clamp_max(torch.finfo(lam.dtype).max)
+        slope, stay, ones = c * factor, 1 - n.min() / n, torch.ones_like(n)
         alpha = torch.full_like(c, 1 / len(n))
         for _ in range(steps):
             alpha = water_fill(slope - stay * alpha, ones)  # the projection of stay * alpha - slope
@@ -147,6 +153,7 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
     share = check_share(share)
     if q is None:
         raise ValueError("the noise q of the gradients is missing; give the variance of each client's mean gradient")
+    check_symmetric(zeta)
     _finite("zeta", zeta[:], range(len(zeta)))
     D = debias(zeta, q, owners_of(slice(None), n))
     return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
@@ -206,6 +213,7 @@ def weights_by_rows(zeta: Tensor | Distances, q: Tensor | None, n: Tensor, **opt
     ``sparse(weights_by_rows(...))`` keeps only the non-zero entries. The arguments are those of `weights`.
     """
     given = problem(zeta, q, n, **options)
+    check_symmetric(given.zeta)
     return map(given.rows, row_slices(*zeta.shape))
 
 
@@ -224,6 +232,7 @@ def weights_of(clients: Sequence[int], zeta: Tensor | Distances, q: Tensor | Non
     """
     given = problem(zeta, q, n, **options)
     rows = _positions(clients, zeta)
+    check_symmetric(given.zeta, rows)
     return torch.cat([given.rows(rows[block]) for block in row_slices(len(rows), len(zeta))])
 
 
@@ -270,7 +279,7 @@ def problem(
 ) -> Problem:
     """The mixing problem; the arguments are those of `weights`. Bad ones raise here, before any row is asked for."""
     zeta, q, n = estimates(zeta, q, n)
-    rule = Rule(**options)
+    rule = rule_of(options)
     raw = rule.vc_weight == "raw"
     with_vc = vc is not None and (raw or rule.vc_weight > 0)
     if q is None and ((with_vc and not raw) or not rule.by_number):
@@ -355,7 +364,13 @@ def below(c: Tensor, n: Tensor, height: Tensor) -> Tensor:
     # The cheapest costs 0 without VC terms; with them, counting from it keeps every row from being empty.
     alpha = n * (height - (c - c.amin(-1, keepdim=True))).clamp_min_(0)
     # A sum over sorted weights is the same for every labelling of the clients; a plain sum is not.
-    return alpha / alpha.sort(dim=-1).values.cumsum(-1)[..., -1:]
+    total = alpha.sort(dim=-1).values.cumsum(-1)[..., -1:]
+    if not ((total > 0) & (total < math.inf)).all():
+        raise ValueError(
+            "the mixing weights are beyond the numbers of float64: zeta, q, n, share or vc_weight is too small or too "
+            "large; bring them nearer to 1"
+        )
+    return alpha / total
 
 
 def _relative(h: Tensor) -> Tensor:
@@ -386,9 +401,11 @@ def _samples(n: Tensor, N: int, device: torch.device) -> Tensor:
     n = borders.numbers("n", n, device)
     if n.shape != (N,):
         raise ValueError(f"n of shape {tuple(n.shape)} for {N} clients; give the samples of each")
-    wrong = ~(n.isfinite() & (n > 0))
+    wrong = ~((n >= 1 / MOST) & (n <= MOST))
     if wrong.any():
         j = int(wrong.nonzero()[0])
+        if 0 < float(n[j]) < math.inf:
+            raise ValueError(f"n[{j}] is {float(n[j])}; the samples of a client are from {1 / MOST:g} to {MOST:g}")
         raise ValueError(f"n[{j}] is {float(n[j])}; every client must hold a sample")
     return n
 
@@ -409,9 +426,11 @@ def estimates(
     q = borders.numbers("q", q, zeta.device)
     if q.shape != (N,):
         raise ValueError(f"q of shape {tuple(q.shape)} for {N} clients; give the noise of each")
-    wrong = ~(q.isfinite() & (q >= 0))
+    wrong = ~((q >= 0) & (q <= MOST))
     if wrong.any():
         j = int(wrong.nonzero()[0])
+        if 0 < float(q[j]) < math.inf:
+            raise ValueError(f"q[{j}] is {float(q[j])}; it must be at most {MOST:g}: scale the gradients down")
         raise ValueError(f"q[{j}] is {float(q[j])}; a variance is zero or more (discrepancy.fill_noise replaces nan)")
     return zeta, q, n
 
@@ -423,7 +442,38 @@ def check_distances(block: Tensor, owners: Tensor) -> None:
         raise ValueError(f"zeta holds {float(block.min())}; a squared distance is zero or more")
 
 
+def check_symmetric(zeta: Tensor | Distances, rows: Tensor | None = None) -> None:
+    """Raise an error if zeta (N, N), or some rows of it, are not of a matrix of distances, but for rounding."""
+    if isinstance(zeta, Distances):
+        return
+    everybody, diagonal = torch.arange(len(zeta), device=zeta.device), zeta.diagonal()
+    tiles = [slice(first, first + TILE) for first in range(0, len(zeta), TILE)]
+    pairs = itertools.combinations_with_replacement(tiles, 2) if rows is None else [(rows, slice(None))]
+    if (diagonal != 0).any():
+        j, slack = int(diagonal.abs().argmax()), SLACK * float(zeta.max())
+        if float(diagonal[j].abs()) > slack:
+            raise ValueError(
+                f"zeta[{j}, {j}] is {float(diagonal[j])}; a client does not differ from itself, so that the diagonal "
+                "of squared distances is 0 (1 minus a similarity is a distance)"
+            )
+    for own, others in pairs:
+        there, back = zeta[own][:, others], zeta[others][:, own].T
+        if torch.equal(there, back):  # always so if this package made them
+            continue
+        away = (there.double() - back.double()).abs()
+        row, column = divmod(int(away.argmax()), away.shape[1])
+        if float(away[row, column]) > SLACK * float(zeta.max()):
+            i, j = int(everybody[own][row]), int(everybody[others][column])
+            raise ValueError(
+                f"zeta[{i}, {j}] is {float(zeta[i, j])} and zeta[{j}, {i}] is {float(zeta[j, i])}; a distance is the "
+                "same both ways, so give a symmetric matrix"
+            )
+
+
 def _finite(name: str, block: Tensor, owners: Sequence[int]) -> None:
-    if not block.isfinite().all():
-        i, j = (~block.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{owners[i]}, {j}] is {float(block[i, j])}; it must be finite")
+    good = block.double().abs() <= MOST
+    if not good.all():
+        i, j = (~good).nonzero()[0].tolist()
+        value = float(block[i, j])
+        must = f"at most {MOST:g}" if math.isfinite(value) else "finite"
+        raise ValueError(f"{name}[{owners[i]}, {j}] is {value}; it must be {must}")

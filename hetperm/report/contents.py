@@ -14,6 +14,7 @@ from hetperm.texts import shown
 
 RESOURCES = "resources.json"
 FEDERATION = "federation.json"
+WORDS = ("tier", "method", "diverged")  # columns of texts
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ def read(folder: Path) -> Contents:
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
         settings=read_settings(folder),
-        clients=_by_seed(_figures(folder / "clients.csv")),
-        metrics=_figures(folder / "metrics.csv"),
+        clients=_by_seed(read_figures(folder / "clients.csv")),
+        metrics=read_figures(folder / "metrics.csv"),
         profile=next(filter(None, profiles), []),
         seeds=_rows(folder / "seeds.csv"),
         images=images,
@@ -154,12 +155,12 @@ def _rows(path: Path) -> Rows:
     return read_csv(path) if path.is_file() else []
 
 
-def _figures(path: Path) -> Rows:
-    """The rows of a file in which all but tiers are numbers."""
+def read_figures(path: Path) -> Rows:
+    """The rows of a file in which all but `WORDS` are numbers; none if there is no such file."""
     rows = _rows(path)
     for row in rows:
         for column, value in row.items():
-            if column != "tier" and isinstance(value, str):
+            if column not in WORDS and isinstance(value, str):
                 raise ValueError(f"{path}: {column!r} is {shown(value)}; it must be a number; remove it or run again")
     return rows
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hetperm.report.contents import Contents, read_csv, read_settings, read_summary, seed_folders
+from hetperm.report.contents import Contents, read_figures, read_settings, read_summary, seed_folders
 from hetperm.report.fields import table
 from hetperm.report.summary import Row, Rows, Summary
 
@@ -62,18 +62,14 @@ def read_run(folder: Path, summary: Summary, settings: Mapping[str, Any]) -> Run
         summary,
         histories=_histories(folder, summary.algorithm),
         weights=_weights(folder, summary.num_clients),
-        curves=_rows(folder / "client_metrics.csv"),
-        outlook=_rows(folder / "look-ahead.csv"),
-        clients=_rows(folder / "clients.csv"),
+        curves=read_figures(folder / "client_metrics.csv"),
+        outlook=read_figures(folder / "look-ahead.csv"),
+        clients=read_figures(folder / "clients.csv"),
         warnings=_lines(folder / "warnings.txt"),
         settings=settings,
         about=_about(folder / CLOCK),
         models=_models(folder, summary.num_clients),
     )
-
-
-def _rows(path: Path) -> Rows:
-    return read_csv(path) if path.is_file() else []
 
 
 def _lines(path: Path) -> list[str]:
@@ -85,9 +81,9 @@ def _lines(path: Path) -> list[str]:
 
 def _histories(folder: Path, algorithm: str) -> dict[str, Rows]:
     histories: dict[str, list[Row]] = {}
-    for row in _rows(folder / "metrics.csv"):
+    for row in read_figures(folder / "metrics.csv"):
         histories.setdefault(algorithm, []).append(row)
-    for row in _rows(folder / "baselines.csv"):
+    for row in read_figures(folder / "baselines.csv"):
         # The row of a method that diverged says so and has no figures.
         if not row.get("diverged"):
             histories.setdefault(str(row.get("method")), []).append(row)

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from hetperm.report.contents import read_settings
 from hetperm.report.summary import is_blank
 
 try:
@@ -385,6 +386,10 @@ def altered(folder: Path) -> list[str]:
     Reports do not count: they are written again from the other files.
     """
     names = []
+    if (folder / CHECKSUMS).is_file():  # of several seeds: those that should be there
+        seeds = read_settings(folder).get("seeds", [])
+        homes = [f"seed-{seed}" for seed in seeds] if isinstance(seeds, list) else []
+        names = [home for home in homes if not (folder / home).is_dir()]
     for run in (folder, *sorted(folder.glob("seed-*"))):
         path = run / CHECKSUMS
         if path.is_file():

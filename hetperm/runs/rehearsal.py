@@ -98,7 +98,13 @@ def check_labels(clients: Sequence[Client], loss: Loss) -> None:
             )
         classes |= own
     if len(classes) == 1:
-        log.warning("all training samples are of class %d: every model is right, and nothing is learned", *classes)
+        (only,) = classes
+        tested = [known_labels(client.test) for client in clients if client.test is not None]
+        others = any([y is not None and bool(((y != only) & (y != IGNORED)).any()) for y in tested])
+        outcome = (
+            "no model learns the others that are tested" if others else "every model is right, and nothing is learned"
+        )
+        log.warning("all training samples are of class %d: %s", only, outcome)
 
 
 def check_inputs(clients: Sequence[Client]) -> None:

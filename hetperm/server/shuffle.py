@@ -46,6 +46,12 @@ def rounds_of(ring: Tensor) -> list[Round]:
     hosts = borders.dense("ring", borders.square("ring", ring))
     if hosts.is_floating_point() or int(hosts.min()) < 0 or int(hosts.max()) >= len(hosts):
         raise ValueError(f"a ring of {hosts.dtype}; it must hold the number of a host, 0 to N - 1, for each round")
+    everybody = torch.arange(len(hosts), device=hosts.device)
+    if (hosts.sort(0).values != everybody[:, None]).any() or (hosts.sort(1).values != everybody).any():
+        raise ValueError(
+            "a ring with a host twice in a row or a column; in each round a host has one model, and each model visits "
+            "each host once"
+        )
     return [list(enumerate(hosts)) for hosts in hosts.T.tolist()]
 
 

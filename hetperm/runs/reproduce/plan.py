@@ -79,6 +79,8 @@ def read_plan(experiment: str, options: Options, *, tuning: bool = False) -> Pla
     defaults, settings = table.pop("defaults", {}), table.pop("settings")
     # The values that were tuned for another experiment serve its settings here too.
     values = options.tuned or FOLDER / "tuned" / f"{table.pop('tuned', experiment)}.toml"
+    if options.tuned and not options.tuned.exists():
+        raise ValueError(f"there is no file {options.tuned}; give --tuned a chosen.toml that `reproduce tune` wrote")
     tuned = read(values) if options.tuned or values.is_file() else {}
     if options.tuned:
         _check_tuned(values, tuned, settings)
