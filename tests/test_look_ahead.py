@@ -71,6 +71,11 @@ def shop():
     return make_shop(linear, cut=False)
 
 
+def narrow(losses, shares):
+    """The choice where clients have hardly any partners, however much they share."""
+    return best_candidate(losses, torch.ones(len(losses)), shares)
+
+
 # Losses after a step
 
 
@@ -112,8 +117,8 @@ def test_without_a_step_all_directions_have_the_loss_of_the_model_itself(halves)
 def test_where_no_step_helps_clients_share_as_groups_would():
     """A model that is done: every step makes it worse, those along shared directions a little more than one alone."""
     table = torch.tensor([[[1.0, 1.0], [1.01, 1.01]], [[1.0, 1.0], [1.03, 1.04]], [[1.0, 1.0], [1.05, 1.05]]])
-    assert best_candidate(at_best_rate(table[:, 1:]), shares=(0.0, 0.7, 1.4)) == 0
-    assert best_candidate(at_best_rate(table), shares=(0.0, 0.7, 1.4)) == 1
+    assert narrow(at_best_rate(table[:, 1:]), (0.0, 0.7, 1.4)) == 0
+    assert narrow(at_best_rate(table), (0.0, 0.7, 1.4)) == 1
 
 
 @pytest.mark.parametrize(("n", "most"), [(12, 12), (12, 6), (11, 11), (2, 2), (3, 3)])
@@ -274,7 +279,7 @@ def test_the_candidate_is_chosen_whose_first_step_leaves_the_smallest_mean_loss(
         rate = min(range(len(module.RATES)), key=lambda e: sum(float(table[c, e]) for table in tables))
         assert got.losses[c].tolist() == [float(table[c, rate]) for table in tables]
     assert got.shares == SHARES and got.losses.shape == (len(SHARES), 4)
-    assert got.chosen == best_candidate(got.losses)
+    assert got.chosen == best_candidate(got.losses, got.partners)
 
 
 def updates_of_a_look(clients, **options):
@@ -301,7 +306,7 @@ def test_all_clients_take_the_step_size_that_is_best_for_their_mean():
     """Client by client the first candidate would have 0 and 0, and win; no step size of it leaves less than 2."""
     table = torch.tensor([[[0.0, 4.0], [4.0, 0.0], [3.0, 3.0]], [[1.0, 2.5], [5.0, 5.0], [5.0, 5.0]]])
     assert at_best_rate(table).tolist() == [[0.0, 4.0], [1.0, 2.5]]
-    assert best_candidate(at_best_rate(table), shares=(0.0, 0.7)) == 1
+    assert narrow(at_best_rate(table), (0.0, 0.7)) == 1
 
 
 def test_a_step_size_after_which_a_loss_is_not_finite_is_not_the_best():
@@ -330,24 +335,24 @@ WORSE = BEST + torch.tensor([0.4, 0.5, 0.5, 0.4])  # 0.45 more, with a standard 
     ],
 )
 def test_from_the_best_the_way_goes_to_the_share_of_groups_while_candidates_are_as_good(losses, chosen):
-    assert best_candidate(torch.stack(losses), shares=FIVE) == chosen
+    assert narrow(torch.stack(losses), FIVE) == chosen
 
 
 def test_the_tolerance_is_half_a_standard_error():
     """Differences of 0 and 2x: mean x, standard deviation sqrt(2) x, standard error x; of four clients less."""
     groups, more = (0.7, 1.4), torch.ones(4).double()
     pair = torch.tensor([[1.0, 1.2], [1.0, 1.0]]).double()
-    assert best_candidate(pair, groups) == 1  # 0.1 is a whole standard error
+    assert narrow(pair, groups) == 1  # 0.1 is a whole standard error
     four = torch.stack([torch.tensor([1.0, 1.0, 1.1, 0.95]).double(), more])  # 0.0125, standard error 0.031
-    assert best_candidate(four, groups) == 0
+    assert narrow(four, groups) == 0
     four[0] += 0.005  # 0.0175, more than half of 0.031
-    assert best_candidate(four, groups) == 1
+    assert narrow(four, groups) == 1
 
 
 def test_a_difference_of_half_a_percent_does_not_matter_however_sure_it_is():
     groups, best = (0.7, 1.4), torch.ones(4).double()
-    assert best_candidate(torch.stack([best + 0.0049, best]), groups) == 0
-    assert best_candidate(torch.stack([best + 0.0051, best]), groups) == 1
+    assert narrow(torch.stack([best + 0.0049, best]), groups) == 0
+    assert narrow(torch.stack([best + 0.0051, best]), groups) == 1
 
 
 def test_sharing_must_show_that_it_pays_where_clients_are_as_well_off_alone():
@@ -357,43 +362,67 @@ def test_sharing_must_show_that_it_pays_where_clients_are_as_well_off_alone():
     def means(*values):
         return torch.tensor(values).double()[:, None] * spread
 
-    assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4588, 0.7357), FIVE) == 0
-    assert best_candidate(means(0.4600, 0.4530, 0.4540, 0.4588, 0.7357), FIVE) == 2  # it pays: how much hardly matters
-    assert best_candidate(means(0.4530, 0.4535, 0.4540, 0.4542, 0.4545), FIVE) == 2  # nothing makes a difference
-    assert best_candidate(means(0.4545, 0.4542, 0.4540, 0.4535, 0.4530), FIVE) == 2  # nor here, from the other side
+    assert narrow(means(0.4530, 0.4535, 0.4540, 0.4588, 0.7357), FIVE) == 0
+    assert narrow(means(0.4600, 0.4530, 0.4540, 0.4588, 0.7357), FIVE) == 2  # it pays: how much hardly matters
+    assert narrow(means(0.4530, 0.4535, 0.4540, 0.4542, 0.4545), FIVE) == 2  # nothing makes a difference
+    assert narrow(means(0.4545, 0.4542, 0.4540, 0.4535, 0.4530), FIVE) == 2  # nor here, from the other side
 
 
-def test_who_shares_widely_wins_a_draw_with_those_who_are_alone():
+SIX = (0.0, 0.35, 0.7, 1.4, 2.8, 5.6)
+WIDE = torch.tensor([1.0, 1.0, 1.1, 1.6, 4.0, 14.0]).double()
+UNSURE = torch.tensor([0.3, -0.3, 0.3, -0.3]).double() * torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 1.0]).double()[:, None]
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ((1.000, 1.001, 1.002, 1.010, 1.039, 1.030), 5.6),  # at most 4 % more: the best of those that share widely,
+        ((1.000, 1.001, 1.002, 1.010, 1.030, 1.036), 2.8),  # whichever that is
+        ((1.000, 1.001, 1.002, 1.010, 1.041, 1.030), 0.0),  # one alone is chance: its better neighbour costs too much
+        ((1.000, 1.001, 1.002, 1.010, 1.050, 1.041), 0.0),  # more than 4 %
+        ((1.100, 0.980, 0.970, 0.980, 1.008, 1.0085), 2.8),  # who shares a little is nearly alone, too:
+        ((1.100, 0.980, 0.970, 0.980, 1.011, 1.010), 0.7),  # 4 % of what was chosen are 0.0388
+    ],
+)
+def test_clients_share_widely_rather_than_be_nearly_alone_if_it_costs_little(losses, chosen):
     """One step says nothing of the noise of later steps, which partners lower."""
-    shares = (0.0, 0.35, 0.7, 1.4, 2.8, 5.6)
-    spread = torch.tensor([0.999, 1.001, 0.998, 1.002]).double()
-
-    def chosen(*values):
-        return shares[best_candidate(torch.tensor(values).double()[:, None] * spread, shares)]
-
-    assert chosen(0.4050, 0.4062, 0.4081, 0.4112, 0.4055, 0.4058) == 2.8  # the better of the two
-    assert chosen(0.4050, 0.4062, 0.4081, 0.4112, 0.4055, 0.4158) == 0.0  # one alone is chance
-    assert chosen(0.4050, 0.4062, 0.4081, 0.4112, 0.4075, 0.4078) == 0.0  # no draw: half a percent is 0.0020
+    assert SIX[best_candidate(torch.tensor(losses).double()[:, None] + UNSURE, WIDE, SIX)] == chosen
 
 
-def test_clients_that_are_all_alike_end_alone_only_if_that_is_sure():
-    """50 clients of iid data: the losses of those who are alone are lower by 1 %, and by less than their error."""
-    shares = (0.0, 0.35, 0.7, 1.4, 2.8)
+@pytest.mark.parametrize(("spread", "chosen"), [(0.041, 5.6), (0.039, 0.0)])
+def test_what_is_worse_by_more_than_chance_is_not_shared_widely(spread, chosen):
+    """Two clients lose .02 + s and .02 - s: s is the standard error of the mean, and half of it is tolerated."""
+    losses = torch.tensor([1.0, 1.006, 1.007, 1.01, 1.03, 1.02]).double()[:, None].repeat(1, 2)
+    losses[4:] += torch.tensor([spread, -spread])
+    assert SIX[best_candidate(losses, WIDE, SIX)] == chosen
 
-    def chosen(lost, spread, more=0.0):
-        """Two clients, of which one loses and the other gains by sharing: the error is the spread."""
-        alone = torch.tensor([0.13, 0.13]).double()
-        sharing = [alone + lost + k * more + torch.tensor([spread, -spread]) for k in range(4)]
-        return shares[best_candidate(torch.stack([alone, *sharing]), shares)]
 
-    assert chosen(lost=0.0013, spread=0.0014) == 0.7
-    assert chosen(lost=0.0013, spread=0.0012) == 0.0  # more than a standard error
-    assert chosen(lost=0.0013, spread=0.0024, more=0.0003) == 0.0  # it matters how widely they share: not all alike
+@pytest.mark.parametrize(("fewest", "enough", "chosen"), [(1.9, 4.0, 2), (2.0, 4.0, 0), (1.9, 3.9, 0)])
+def test_nearly_alone_are_less_than_two_partners_and_wide_are_four(fewest, enough, chosen):
+    losses = torch.tensor([1.0, 1.02, 1.01]).double()[:, None] + UNSURE[[0, 0, 4]]
+    partners = torch.tensor([fewest, 1.0, enough]).double()
+    assert best_candidate(losses, partners, (0.0, 0.7, 1.4)) == chosen
+
+
+def test_who_shares_widely_shares_as_groups_would_if_that_is_as_good():
+    """The way to the share of groups leads over candidates that share widely, too, and not back to being alone."""
+    losses = torch.tensor([1.000, 1.020, 1.0302, 1.0301, 1.030, 1.031]).double()[:, None] + UNSURE[[0, 0, 4, 4, 4, 4]]
+    assert SIX[best_candidate(losses, torch.tensor([1.0, 1.1, 9.0, 9.5, 10.0, 10.0]), SIX)] == 0.7
+    assert SIX[best_candidate(losses, torch.tensor([1.0, 1.1, 1.2, 9.5, 10.0, 10.0]), SIX)] == 1.4
+
+
+def test_partners_are_counted_over_those_that_were_asked():
+    """Alone a client has one partner, and where everybody shares by samples the inverse of the sum of squares."""
+    clients = make_clients()
+    got, n = outlook(clients), torch.tensor([client.n_train for client in clients]).double()
+    assert got.partners.shape == (len(SHARES),)
+    assert float(got.partners[0]) == pytest.approx(1)
+    assert float(got.partners[-1]) == pytest.approx(float(n.sum() ** 2 / n.square().sum()), rel=1e-4)
 
 
 def test_a_dip_that_no_neighbour_shares_is_chance():
     def chosen(*values):
-        return best_candidate(torch.tensor(values).double()[:, None].expand(-1, 4), FIVE)
+        return narrow(torch.tensor(values).double()[:, None].expand(-1, 4), FIVE)
 
     assert chosen(0.537, 0.546, 0.543, 0.527, 0.569) == 0
     assert chosen(0.537, 0.546, 0.530, 0.527, 0.569) == 3  # a neighbour is better than all others too
@@ -402,15 +431,15 @@ def test_a_dip_that_no_neighbour_shares_is_chance():
 
 
 def test_candidates_that_all_clients_find_equal_leave_the_share_of_groups():
-    chosen = best_candidate(torch.zeros(len(SHARES), 3))
+    chosen = narrow(torch.zeros(len(SHARES), 3), SHARES)
     assert SHARES[chosen] == mixing.SHARE
 
 
 def test_infinite_losses_and_single_clients_leave_no_doubt():
     three = (0.0, 0.7, 1.4)
-    assert best_candidate(torch.tensor([[math.inf, 0.0], [5.0, 5.0], [5.0, 9.0]]), three) == 1
-    assert best_candidate(torch.tensor([[5.0, 5.0], [math.inf, 0.0], [math.nan, 0.0]]), three) == 0
-    assert best_candidate(torch.tensor([[2.0], [2.1], [2.5]]), three) == 0
+    assert narrow(torch.tensor([[math.inf, 0.0], [5.0, 5.0], [5.0, 9.0]]), three) == 1
+    assert narrow(torch.tensor([[5.0, 5.0], [math.inf, 0.0], [math.nan, 0.0]]), three) == 0
+    assert narrow(torch.tensor([[2.0], [2.1], [2.5]]), three) == 0
 
 
 def test_groups_share_among_themselves_and_clients_that_are_all_alike_with_all():

@@ -183,7 +183,7 @@ def test_the_share_that_was_chosen_is_kept_if_steps_do_not_pay_for_another_look(
     assert all(equal(table, tables[0]) for table in tables)
     table = tables[0]
     assert table["shares"].tolist() == list(SHARES)
-    assert int(table["chosen"]) == best_candidate(table["losses"])
+    assert int(table["chosen"]) == best_candidate(table["losses"], table["partners"])
     chosen = float(table["shares"][int(table["chosen"])])
     fixed = make_method(name, make_clients(), **AHEAD | {"share": chosen}).begin()
     assert torch.equal(states[0].alpha, fixed.alpha)

@@ -213,6 +213,7 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
             memory[LOOK_AHEAD] = {
                 "shares": torch.tensor(outlook.shares, dtype=torch.float64),
                 "losses": outlook.losses,
+                "partners": outlook.partners,
                 "chosen": torch.tensor(outlook.chosen),
             }
     if rule.share == "look-ahead":

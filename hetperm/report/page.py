@@ -281,7 +281,8 @@ CAPTIONS = {
         "Line of the loss after one step against how much difference is shared",
         "How much to share, judged one step ahead: the mean validation loss of clients after one step with each "
         "candidate, minus the loss of learning alone. The ring is what was chosen: the candidate nearest to 0.7 among "
-        "those as good as the lowest. The band is the standard error over clients.",
+        "those as good as the lowest or, instead of leaving clients nearly alone, the best with four partners or more, "
+        "unless that is worse by more than chance or by 4 %. The band is the standard error over clients.",
     ),
     "{metric}.png": (
         "Lines of test {metric} against what was spent on training and on communication",

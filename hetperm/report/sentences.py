@@ -136,7 +136,11 @@ def reason_grid(runs: Sequence[Run]) -> Grid | None:
     return Grid(columns, rows, title="the share that was chosen, by the validation loss one step ahead", note=TIES)
 
 
-TIES = "Among choices that are as good as the best, the one nearest to a share of 0.7 is taken."
+TIES = (
+    "Among choices that are as good as the best, the one nearest to a share of 0.7 is taken. Instead of leaving "
+    "clients nearly alone, it is the best with four partners or more, unless that is worse by more than chance or by "
+    "4 %."
+)
 
 
 def _share(run: Run) -> float | None:

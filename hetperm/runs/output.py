@@ -87,7 +87,8 @@ def draw(result: Result) -> None:
     table = result.state.memory.get(LOOK_AHEAD)
     if table is not None:
         shares, losses = table["shares"].tolist(), table["losses"].cpu().numpy()
-        files.write_csv(folder / "look-ahead.csv", _outlook_rows(shares, losses, int(table["chosen"])))
+        rows = _outlook_rows(shares, losses, table["partners"].tolist(), int(table["chosen"]))
+        files.write_csv(folder / "look-ahead.csv", rows)
         figure = pictures.look_ahead(shares, losses, int(table["chosen"]), title=f"how much to share: {title}")
         files.write(folder / "look-ahead.png", pictures.png(figure))
     files.write(folder / f"{setting.metric.name}.png", pictures.png(_score_picture([result])))
@@ -95,18 +96,28 @@ def draw(result: Result) -> None:
     files.write(folder / "tiers.png", pictures.png(tiers))
 
 
-def _outlook_rows(shares: Sequence[float], losses: np.ndarray, chosen: int) -> list[dict[str, Any]]:
+def _outlook_rows(
+    shares: Sequence[float], losses: np.ndarray, partners: Sequence[float], chosen: int
+) -> list[dict[str, Any]]:
     """The rows of look-ahead.csv: for each candidate the mean loss, and how much more it is than alone.
 
     Args:
         losses: (C, M) the loss of each client that was asked, for every candidate.
+        partners: (C,) their effective partners.
     """
     gains = losses - losses[:1]
     errors = gains.std(1) / np.sqrt(losses.shape[1])
     return [
-        {"share": share, "loss": loss, "minus_alone": gain, "standard_error": error, "chosen": int(k == chosen)}
-        for k, (share, loss, gain, error) in enumerate(
-            zip(shares, losses.mean(1).tolist(), gains.mean(1).tolist(), errors.tolist(), strict=True)
+        {
+            "share": share,
+            "partners": effective,
+            "loss": loss,
+            "minus_alone": gain,
+            "standard_error": error,
+            "chosen": int(k == chosen),
+        }
+        for k, (share, effective, loss, gain, error) in enumerate(
+            zip(shares, partners, losses.mean(1).tolist(), gains.mean(1).tolist(), errors.tolist(), strict=True)
         )
     ]
 

@@ -28,6 +28,8 @@ NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matt
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
 CLIENTS = 100  # that are asked, at the most: the answer is one number for all
+NEARLY_ALONE, WIDELY = 2, 4  # effective partners: fewer than the first, and at least the second
+WORTH = 0.04  # of the loss one step ahead: what sharing widely may cost clients that would be nearly alone
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Outlook:
     Attributes:
         shares: (C,) the candidates.
         losses: (C, M) the loss of each client that answered after one step, for every candidate at its best step size.
+        partners: (C,) the effective partners of those that were asked, for every candidate.
         chosen: the position of the candidate that was chosen.
         work: the work of the clients.
     """
 
     shares: tuple[float, ...]
     losses: Tensor
+    partners: Tensor
     chosen: int
     work: Work
 
@@ -65,7 +69,7 @@ def look_ahead(
     where :math:`f_i` is the loss on validation data. All clients take one step size: the smallest of several noisy
     losses, taken client by client, would flatter directions that are noisy themselves, which are those of clients that
     are alone. One of the step sizes is 0: of a model that no step improves all candidates are equally good. Candidates
-    that are as good as the best are told apart by `best_candidate`.
+    that are as good as the best, or widely shared, are told apart by `best_candidate`.
 
     Args:
         reports: of all clients at the probe, with their gradients. Who sent none is neither asked nor in a step.
@@ -101,12 +105,13 @@ def look_ahead(
     tables = federation.run(tasks, round=reports.round + 1)
     work = federation.work_of(tasks, batch_size, tables)
     answers = [table for table in tables if table is not None]
+    partners = torch.stack([1 / row[:, order].square().sum(1).mean() for row in rows])
     if not answers:
-        return Outlook(SHARES, torch.empty(len(SHARES), 0), 0, Work(rounds=1) + work)
+        return Outlook(SHARES, torch.empty(len(SHARES), 0), partners, 0, Work(rounds=1) + work)
     losses = at_best_rate(torch.stack(answers, 2))
     moved = len(answers) * (num_bytes(reports.probe) + len(SHARES) * gradients[0].numel() * gradients.element_size())
     work = Work(rounds=1, bytes_down=moved, bytes_up=8 * losses.numel() * len(etas)) + work
-    return Outlook(SHARES, losses, best_candidate(losses), work)
+    return Outlook(SHARES, losses, partners, best_candidate(losses, partners), work)
 
 
 def _over(alpha: Tensor, order: Sequence[int]) -> Tensor:
@@ -142,44 +147,58 @@ def at_best_rate(table: Tensor) -> Tensor:
     return table[torch.arange(len(table)), best]
 
 
-def best_candidate(losses: Tensor, shares: tuple[float, ...] = SHARES) -> int:
+def best_candidate(losses: Tensor, partners: Tensor, shares: tuple[float, ...] = SHARES) -> int:
     r"""The candidate with the smallest mean loss, or one as good that is nearer to the share of groups.
 
-    A candidate is as good if clients lose too little by it to tell: with d the differences of their losses,
-    :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`; or too little to matter. Where many
-    candidates lead to the same partners chance decides among them, so the way goes from the best to the share that fits
-    clients in groups (`mixing.SHARE`), candidate by candidate, and ends before the first that is worse. A share that is
-    as good by chance alone, with worse ones on the way to it, is not reached.
+    One step says nothing of the noise of later steps, which partners lower, nor of what a model learns by heart that
+    is trained on few samples. So if the choice leaves clients nearly alone, the best of the candidates with which they
+    share widely takes its place, unless it is worse by more than chance, with the same tolerance, or by much.
 
     Args:
         losses: (C, M) of each candidate and client.
+        partners: (C,) the effective partners that clients have with each candidate, :math:`1 / \operatorname{mean}_i
+            \sum_j \alpha_{ij}^2`.
         shares: (C,) the candidates, in increasing order; the first is to be alone.
 
     Example:
-        >>> best_candidate(torch.tensor([[1.3, 1.4, 1.5], [1.0, 1.1, 1.1], [2.0, 2.1, 2.2]]), shares=(0.0, 0.7, 1.4))
-        1
+        >>> losses, shares = torch.tensor([[1.00, 1.00], [1.02, 1.03], [0.99, 1.04]]), (0.0, 0.7, 1.4)
+        >>> best_candidate(losses, torch.tensor([1.0, 1.1, 1.2]), shares)
+        0
+        >>> best_candidate(losses, torch.tensor([1.0, 1.1, 9.0]), shares)
+        2
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    means, everything = losses.mean(1), torch.ones(len(losses), dtype=torch.bool)
+    chosen = _towards_groups(_supported_minimum(means), losses, everything, shares)
+    wide = partners >= WIDELY
+    if partners[chosen] >= NEARLY_ALONE or not wide.any():
+        return chosen
+    best = _supported_minimum(means, wide)
+    lost, error = _compared_with(losses, chosen)
+    if lost[best] > TOLERANCE * error[best] or _supported(means)[best] > (1 + WORTH) * means[chosen]:
+        return chosen
+    return _towards_groups(best, losses, wide, shares)
+
+
+def _towards_groups(best: int, losses: Tensor, allowed: Tensor, shares: tuple[float, ...]) -> int:
+    r"""The last candidate on the way from the best to the share that fits clients in groups, `mixing.SHARE`.
+
+    The way goes on while candidates are as good as the best: clients lose too little by them to tell, with d the
+    differences of their losses :math:`\operatorname{mean}(d) \le \tau \operatorname{std}(d) / \sqrt M`, or too
+    little to matter. Where many candidates lead to the same partners chance decides which is best. One that is as good
+    by chance alone, with worse ones on the way to it, is not reached.
+
+    Args:
+        allowed: (C,) the candidates that the way may lead over.
+    """
     groups = min(range(len(shares)), key=lambda c: abs(shares[c] - SHARE))
-    best = _supported_minimum(losses.mean(1))
     lost, error = _compared_with(losses, best)
-    # Who shares widely has more samples and less noise later, of which one step says nothing: it wins a draw.
-    if best < groups:
-        draw = lost <= NEGLIGIBLE * losses[best].mean()
-        wide = [c for c in range(groups + 1, len(shares) - 1) if draw[c] and draw[c + 1]]
-        # Where all ways to share lead to one loss clients are alike, and who is alone must win by more than its error.
-        sharing = losses[1:].mean(1)
-        if best == 0 and sharing.max() - sharing.min() <= NEGLIGIBLE * sharing.min() and lost[groups] <= error[groups]:
-            wide = [*range(1, len(shares))]
-        if wide:
-            best = min(wide, key=lambda c: float(lost[c]))
-            lost, error = _compared_with(losses, best)
     # A model that is nearly done has nothing to gain by any step, and chance alone would decide.
     negligible = lost <= NEGLIGIBLE * losses[best].mean()
     # Where clients are as well off alone, sharing must show that it pays, unless it makes no difference at all.
     if negligible[0] and not negligible.all():
         negligible = torch.zeros_like(negligible)
-    as_good = (lost <= TOLERANCE * error) | negligible
+    as_good = allowed & ((lost <= TOLERANCE * error) | negligible)
     way = range(best + 1, groups + 1) if best < groups else range(best - 1, groups - 1, -1)
     chosen = best
     for c in way:
@@ -198,21 +217,29 @@ def _compared_with(losses: Tensor, best: int) -> tuple[Tensor, Tensor]:
     return differences.mean(1), differences.std(1) / math.sqrt(losses.shape[1])
 
 
-def _supported_minimum(means: Tensor) -> int:
-    """The smallest of some means (C,) that a neighbour supports: a dip of one candidate between worse ones is chance.
-
-    Neighbouring shares lead to similar partners, so that their losses are similar. The first, to be alone, is like no
-    other and needs no support.
+def _supported_minimum(means: Tensor, allowed: Tensor | None = None) -> int:
+    """The candidate with the smallest supported mean; with ``allowed`` (C,), of these.
 
     Example:
         >>> _supported_minimum(torch.tensor([0.537, 0.540, 0.543, 0.527, 0.569]))
         0
     """
+    supported = _supported(means)
+    candidates = [c for c in range(len(means)) if allowed is None or allowed[c]]
+    return min(candidates, key=lambda c: (float(supported[c]), float(means[c])))
+
+
+def _supported(means: Tensor) -> Tensor:
+    """(C,) of each mean and the better one beside it the larger: a dip of one candidate between worse ones is chance.
+
+    Neighbouring shares lead to similar partners, so that their losses are similar. The first, to be alone, is like no
+    other and needs no support.
+    """
     outside = means.new_full((1,), math.inf)
     neighbour = torch.minimum(torch.cat([means[1:], outside]), torch.cat([outside, means[:-1]]))
     supported = torch.maximum(means, neighbour)
     supported[0] = means[0]
-    return min(range(len(means)), key=lambda c: (float(supported[c]), float(means[c])))
+    return supported
 
 
 def _samples(client: Client) -> int:
