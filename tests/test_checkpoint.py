@@ -438,7 +438,8 @@ for _ in range(5):
 five = time.perf_counter() - began
 
 reached, halves = [], 0
-for _ in range(40):
+# Where a kill falls is chance, and a busy machine makes it rarer that one interrupts a save: then there are more kills.
+while len(reached) < 40 or (min(len(set(reached)), halves) <= 5 and len(reached) < 400):
     begin = load(path).state.r
     ready, tell = os.pipe()
     child = os.fork()

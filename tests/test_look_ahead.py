@@ -411,6 +411,21 @@ def test_who_shares_widely_shares_as_groups_would_if_that_is_as_good():
     assert SIX[best_candidate(losses, torch.tensor([1.0, 1.1, 1.2, 9.5, 10.0, 10.0]), SIX)] == 1.4
 
 
+def test_clients_that_are_all_alike_end_alone_only_if_that_is_sure():
+    """50 clients of iid data: the losses of those who are alone are lower by 1 %, and by less than their error."""
+    shares, partners = (0.0, 0.35, 0.7, 1.4, 2.8), torch.tensor([1.0, 45.0, 49.0, 50.0, 50.0])
+
+    def chosen(lost, spread, more=0.0):
+        """Two clients, of which one loses and the other gains by sharing: the error is the spread."""
+        alone = torch.tensor([0.13, 0.13]).double()
+        sharing = [alone + lost + k * more + torch.tensor([spread, -spread]) for k in range(4)]
+        return shares[best_candidate(torch.stack([alone, *sharing]), partners, shares)]
+
+    assert chosen(lost=0.0013, spread=0.0014) == 0.7
+    assert chosen(lost=0.0013, spread=0.0012) == 0.0  # more than a standard error
+    assert chosen(lost=0.0013, spread=0.0024, more=0.0003) == 0.0  # it matters how widely they share: not all alike
+
+
 def test_partners_are_counted_over_those_that_were_asked():
     """Alone a client has one partner, and where everybody shares by samples the inverse of the sum of squares."""
     clients = make_clients()

@@ -161,7 +161,7 @@ def best_candidate(losses: Tensor, partners: Tensor, shares: tuple[float, ...] =
         shares: (C,) the candidates, in increasing order; the first is to be alone.
 
     Example:
-        >>> losses, shares = torch.tensor([[1.00, 1.00], [1.02, 1.03], [0.99, 1.04]]), (0.0, 0.7, 1.4)
+        >>> losses, shares = torch.tensor([[1.00, 1.00], [1.02, 1.06], [0.90, 1.12]]), (0.0, 0.7, 1.4)
         >>> best_candidate(losses, torch.tensor([1.0, 1.1, 1.2]), shares)
         0
         >>> best_candidate(losses, torch.tensor([1.0, 1.1, 9.0]), shares)
@@ -175,7 +175,10 @@ def best_candidate(losses: Tensor, partners: Tensor, shares: tuple[float, ...] =
         return chosen
     best = _supported_minimum(means, wide)
     lost, error = _compared_with(losses, chosen)
-    if lost[best] > TOLERANCE * error[best] or _supported(means)[best] > (1 + WORTH) * means[chosen]:
+    # Where all ways to share lead to one loss clients are alike: then to be alone must win by a whole standard error.
+    sharing = means[1:]
+    alike = sharing.max() - sharing.min() <= NEGLIGIBLE * sharing.min()
+    if lost[best] > (1 if alike else TOLERANCE) * error[best] or _supported(means)[best] > (1 + WORTH) * means[chosen]:
         return chosen
     return _towards_groups(best, losses, wide, shares)
 
