@@ -206,6 +206,7 @@ BAD = [
     ({"server_mix": "Alpha"}, "unknown server_mix 'Alpha'; did you mean 'alpha'?"),
     ({"inplace_kd": -1}, "inplace_kd is -1; it must be a number from 0 to 1000"),
     ({"inplace_kd": float("inf")}, "inplace_kd is inf; it must be a number from 0 to 1000"),
+    ({"projection": float("inf")}, "projection is inf; it must be a number of at least 1e-6"),
     ({"vc_weight": -1}, "vc_weight is -1; it must be a number of at least 0, or 'raw', the paper's"),
     ({"vc_weight": "rw"}, "vc_weight is 'rw'; it must be a number of at least 0, or 'raw', the paper's"),
     ({"label_mask": "yes"}, "label_mask is 'yes'; it must be true or false"),

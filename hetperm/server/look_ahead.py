@@ -24,6 +24,7 @@ EVERYBODY = 1e6  # a share with which all clients learn from all, by their sampl
 SHARES = (0.0, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY)  # the candidates, c
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
+SURE = 2  # standard errors by which being alone must win where clients are all alike
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
@@ -175,10 +176,11 @@ def best_candidate(losses: Tensor, partners: Tensor, shares: tuple[float, ...] =
         return chosen
     best = _supported_minimum(means, wide)
     lost, error = _compared_with(losses, chosen)
-    # Where all ways to share lead to one loss clients are alike: then to be alone must win by a whole standard error.
+    # Where all ways to share lead to one loss clients are alike: then to be alone must win for sure.
     sharing = means[1:]
     alike = sharing.max() - sharing.min() <= NEGLIGIBLE * sharing.min()
-    if lost[best] > (1 if alike else TOLERANCE) * error[best] or _supported(means)[best] > (1 + WORTH) * means[chosen]:
+    worse = lost[best] > (SURE if alike else TOLERANCE) * error[best]
+    if worse or _supported(means)[best] > (1 + WORTH) * means[chosen]:
         return chosen
     return _towards_groups(best, losses, wide, shares)
 
