@@ -43,6 +43,8 @@ class Budget:
 
     def excess(self, cost: Cost) -> dict[str, float]:
         """Name -> by how much the cost breaks the limit, in the limit's unit; empty if it fits."""
+        if not isinstance(cost, Cost):
+            raise TypeError(f"the cost is {shown(cost)}; it must be that of a width, as ScalableModel.cost gives it")
         need = needs(cost)
         return {name: need[name] - limit for name, limit in self.limits().items() if need[name] > limit}
 

@@ -92,7 +92,7 @@ class Importance:
     @classmethod
     def of(cls, model) -> "Importance":
         """The importance of every channel of a `ScalableModel` or `Submodel`, as its weights are now."""
-        if not isinstance(getattr(model, "axis_map", None), AxisMap):
+        if not isinstance(getattr(model, "axis_map", None), AxisMap) or not hasattr(model, "named_parameters"):
             raise TypeError(f"{shown(model)} has no channels to compare; give a ScalableModel or a Submodel")
         axis_map: AxisMap = model.axis_map
         scores = [torch.zeros(size, dtype=torch.float64) for size in model.sizes]
@@ -108,7 +108,7 @@ class Importance:
         return cls(tuple(scores))
 
     def __call__(self, group: ChannelGroup, kept: int, *, round: int, client: int) -> Tensor:
-        scores = self.scores[group.id]
+        scores = self.scores[group.id] if group.id < len(self.scores) else ()
         if len(scores) != group.size:
             raise ValueError(
                 f"Importance was measured on {len(scores)} channels of group {group.name}, which has {group.size} "

@@ -7,6 +7,7 @@ import pytest
 import tomli_w
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hetperm
 from hetperm import Client, Config, fit
@@ -232,6 +233,11 @@ def not_finite() -> nn.Module:
             nn.Linear(3, 2),
             {"loss": lambda out, y: torch.ones(())},
             "must be one number, a tensor made from the",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"loss": F.mse_loss},
+            r"the loss compares every output with every label \(outputs of shape \(2, 2",
         ),
         (nn.Linear(3, 2), {"loss": lambda out: 0}, r"the loss fails on outputs of shape \(2, 2\) and labels of shape"),
         (nn.Linear(3, 2), {"metric": lambda out, y: None}, "the metric gives None; it must be one number"),

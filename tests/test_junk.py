@@ -12,7 +12,7 @@ from torch import nn
 
 from hetperm import Cached, Client, complexity, data, load_client, profile, register_algorithm, register_dataset, trace
 from hetperm.runs.client_models import channels, clients, save_client
-from submodels import WHOLE, Importance, IndexSet, Random, Rolling, ScalableModel, average, recalibrate, zoo
+from submodels import WHOLE, Budget, Importance, IndexSet, Random, Rolling, ScalableModel, average, recalibrate, zoo
 
 MOBILE = profile.load("mobile")
 SCALABLE = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4))
@@ -124,6 +124,9 @@ def test_what_is_right_is_taken(call):
         (lambda: SCALABLE.cost(0.5, batch_dim=[7]), "batch_dim [7] holds 7; give dimensions of the tensors, or None"),
         (lambda: recalibrate(NORMED, [torch.zeros(2, 9)]), "cannot be run on a batch of shape (2, 9), torch.float32"),
         (lambda: recalibrate(NORMED, [torch.tensor(1.0)]), "a batch to recalibrate from holds no samples"),
+        (lambda: Budget(train_mb=1).fits(SCALABLE), "it must be that of a width, as ScalableModel.cost gives it"),
+        (lambda: SCALABLE.extract(0.5, Importance(())), "Importance was measured on 0 channels of group"),
+        (lambda: Importance.of(INDEX), "has no channels to compare; give a ScalableModel or a Submodel"),
         (lambda: Cached(7, mb=1), "the dataset is 7; it must be a map-style Dataset"),
         (lambda: Cached([0], mb=True), "a cache of True MB holds nothing; give a number above 0"),
         (lambda: Client(PAIR, key=2**70), "key is 1180591620717411303424; it must be below 2^63"),

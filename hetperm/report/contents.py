@@ -130,7 +130,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
     """The rows of a CSV file of a run: numbers as numbers, empty cells as None, tiers as text."""
     rows: list[dict[str, Any]] = []
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin files with a mark
             for row in csv.DictReader(file):
                 if None in row or None in row.values():  # what DictReader makes of too many and of too few cells
                     raise ValueError(f"row {len(rows) + 1} has not as many cells as the heading")

@@ -1,6 +1,7 @@
 """Checks before a run: samples, labels and weights that cannot be trained, and a rehearsal of a user's functions."""
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -164,12 +165,12 @@ def rehearse(
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
-            value = tried("loss", loss, (outputs, y), pair, remedy)
+            value = paired("loss", loss, (outputs, y), pair, remedy)
             learns = any(p.requires_grad for p in model.parameters())
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
-            score = tried("metric", metric, (outputs.detach(), y), pair, remedy)
+            score = paired("metric", metric, (outputs.detach(), y), pair, remedy)
             if not isinstance(score, Tensor | int | float) or (isinstance(score, Tensor) and score.is_complex()):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
             for i in _of_other_shapes(clients):
@@ -260,6 +261,21 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
     except Exception as error:  # a user's code can raise anything
         reason = one_line(str(error)) or type(error).__name__
         raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
+
+
+def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor], what: str, remedy: str = FIT) -> Any:
+    """What a loss or metric returns; an error also if torch warns that it compares every output with every label."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        value = tried(noun, function, args, what, remedy)
+    for one in heard:
+        if "target size" in str(one.message):
+            raise ValueError(
+                f"the {noun} compares every output with every label ({what}); give labels of shape "
+                f"{tuple(args[0].shape)}, or the model outputs of another"
+            )
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return value
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:

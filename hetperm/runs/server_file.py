@@ -109,10 +109,13 @@ def _wrong(w: Params, early: Params, tensors: Mapping[str, Tensor], about: Mappi
     """The first part of a file that cannot be right; None if all can."""
     if not w or any(name not in tensors for name in _TABLES):
         return "its list of tensors"
-    count = len(tensors["known"])
     shapes = {"gradient": 2, "noise": 1, "samples": 1, "known": 1}
+    odd = next((name for name, dims in shapes.items() if tensors[name].dim() != dims), None)
+    if odd is not None:
+        return odd
+    count = len(tensors["known"])
     fits = {
-        **{name: tensors[name].dim() == dims and len(tensors[name]) == count for name, dims in shapes.items()},
+        **{name: len(tensors[name]) == count for name in shapes},
         "known": tensors["known"].dtype == torch.bool,
         "samples": bool((tensors["samples"] > 0).all()),
         "width": isinstance(about.get("width"), float) and 0 < about["width"] <= 1,
