@@ -340,6 +340,11 @@ def without_weights(path: Path) -> None:
     files.write_checksums(path.parent)
 
 
+def scalar_table(path: Path) -> None:
+    server = server_file.load(path.parent)
+    server_file.save(path.parent, replace(server, known=torch.tensor(True)))
+
+
 def other_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'0.1.0\\"', b'9.9.9\\"'))
 
@@ -351,6 +356,7 @@ RUINED = [
     ("server.safetensors", other_version, "hetperm 9.9.9 wrote"),
     ("server.safetensors", other_format, "has format 1 and this hetperm reads 2; train the run again"),
     ("server.safetensors", without_weights, "in the model and missing in the run; copy server.safetensors again from"),
+    ("server.safetensors", scalar_table, "known is not what a run writes; copy it again from the run"),
     ("config.toml", drop, "holds no config.toml"),
     ("summary.json", spoil, "is no finished run, or a file of it was changed"),
     ("checksums.txt", drop, "is no finished run, or a file of it was changed"),
