@@ -20,7 +20,7 @@ from federation import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hetperm.device import chain
@@ -251,6 +251,59 @@ def test_a_capped_step_of_logistic_regression_by_hand():
     along = torch.tensor([[1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64)
     expected = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64) + CAP * along / along.norm()
     torch.testing.assert_close(params["w"][0], expected, rtol=0, atol=1e-14)
+
+
+def descended(lr: list[float], cap: float) -> dict[str, Tensor]:
+    """A stack of three models after eight steps."""
+    g = torch.Generator().manual_seed(0)
+    layers = [chain.Layer("a", "b", "relu"), chain.Layer("c", None)]
+    params = {"a": torch.randn(3, 9, 6, generator=g), "b": torch.randn(3, 9, generator=g)}
+    params["c"] = torch.randn(3, 4, 9, generator=g)
+    shards = [(torch.randn(20, 6, generator=g), torch.randint(4, (20,), generator=g)) for _ in range(3)]
+    rows = [torch.randint(20, (8, 5), generator=g) for _ in range(3)]
+    chain.descend(layers, params, shards, rows, lr, [None] * 3, cap)
+    return params
+
+
+def test_steps_that_a_bound_shows_to_be_short_are_what_they_are_when_measured(monkeypatch):
+    measured = []
+    slope = chain._slope
+    monkeypatch.setattr(chain, "_slope", lambda parts: measured.append(len(parts)) or slope(parts))
+    for lr, count in (([0.01, 0.5, 20.0], 8), ([0.01, 0.02, 0.01], 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(chain, "CERTAIN", -1.0)  # everything is measured
+            every = descended(lr, 0.2)
+        measured.clear()
+        for name, x in descended(lr, 0.2).items():
+            assert torch.equal(x, every[name])
+        assert len(measured) == count
+    # The last model of the first stack is at the cap.
+    assert not torch.equal(descended([0.01, 0.5, 20.0], 0.2)["a"][2], descended([0.01, 0.5, 20.0], 0.3)["a"][2])
+
+
+def test_what_the_models_moved_is_taken_off_the_bound_on_their_lengths():
+    """A bias falls from 1, by at most 0.6 of what is left: by 0.5, by 0.3 instead of 0.5, by 0.12 instead of 0.2."""
+    layers = [chain.Layer("w", "b")]
+    params = {"w": torch.zeros(1, 2, 1), "b": torch.tensor([[1.0, 0.0]])}
+    limit = chain._Cap(torch.full((1, 1, 1), 0.5), 0.6)
+    error, below = torch.tensor([[[1.0], [0.0]]]), torch.zeros(1, 1, 1)
+    for slope, left in ((1.0, 0.5), (1.0, 0.2), (0.4, 0.08)):
+        (part,) = limit.of(params, [(layers[0], below, slope * error)])
+        params["b"] -= part[2].sum(2)
+        assert float(params["b"][0, 0]) == pytest.approx(left)
+
+
+@pytest.mark.parametrize("bias", [None, "b"])
+def test_no_gradient_is_steeper_than_its_bound(bias):
+    g = torch.Generator().manual_seed(1)
+    parts = [
+        (chain.Layer("w", bias), torch.randn(50, 4, 3, generator=g), torch.randn(50, 5, 3, generator=g).pow(5))
+        for _ in range(2)
+    ]
+    bound, slope = chain._steepest(parts), chain._slope(parts)
+    assert (slope <= bound * (1 + 1e-6)).all() and (slope > 0.5 * bound).any()
+    same = [(chain.Layer("w", bias), torch.ones(1, 4, 3), torch.ones(1, 5, 3))]  # all columns alike: nothing to lose
+    assert float(chain._steepest(same)) == pytest.approx(float(chain._slope(same)))
 
 
 # The global model

@@ -20,6 +20,7 @@ ACTIVATIONS = {
     "tanh": (nn.Tanh, torch.tanh, F.tanh, "tanh"),
     "sigmoid": (nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"),
 }
+CERTAIN = 0.9  # of the cap: steps that are bounded by less are not measured
 ENTRIES = 2**23  # numbers in the batches of a stack that are gathered at once: 32 MB in float32
 
 
@@ -106,13 +107,15 @@ class Chain(Workbench):
         of_size: dict[int, list[int]] = {}
         for k, piece in enumerate(pieces):
             of_size.setdefault(len(piece), []).append(k)
-        stacks = []
+        order = [k for members in of_size.values() for k in members]
+        out, first = x.new_empty(len(pieces), sum(p.numel() for p in self.slots), dtype=self.slots[0].dtype), 0
         for members in of_size.values():
             rows = torch.stack([pieces[k] for k in members])
-            stacks.append(torch.cat([g.flatten(1) for g in self._gradients(x[rows], y[rows])], dim=1))
-        # Grouping by size changed the order of the pieces; this undoes it.
-        order = torch.tensor([k for members in of_size.values() for k in members]).argsort()
-        return iter(stacks[0] if len(stacks) == 1 else torch.cat(stacks)[order])
+            stack = [g.flatten(1) for g in self._gradients(x[rows], y[rows])]
+            torch.cat(stack, dim=1, out=out[first : first + len(members)])
+            first += len(members)
+        # Grouping by size may have changed the order of the pieces; this undoes it.
+        return iter(out if order == sorted(order) else out[torch.tensor(order).argsort()])
 
     def mean_gradient(self, shard: Shard, chunk: int) -> tuple[Tensor, ...]:
         """The gradient of the mean loss, parameter by parameter. All samples are run at once, whatever the chunk."""
@@ -223,6 +226,7 @@ def descend(
     # The step size is part of the error, so that a step is one product added to the weights.
     lr = torch.tensor(lr, dtype=torch.float64).to(x)[:, None, None]
     scale = 1 / size if cap else lr / size
+    limit = _Cap(lr, cap)
     masks = None if any(mask is None for mask in classes) else torch.stack(list(classes)).to(x.device)
     # The batches of several steps are gathered at once: a gather for every step would cost as much as the step.
     at_once = max(1, ENTRIES // (len(shards) * size * x[0].numel()))
@@ -235,32 +239,57 @@ def descend(
             torch.index_select(inputs.flatten(1), 0, row, out=into)
         for batch, y in zip(data.mT.split(size, 2), labels.split(size, 1), strict=True):
             parts = backward(layers, params, batch, y, masks, scale=scale)
-            for layer, below, error in _capped(params, list(parts), lr, cap) if cap else parts:
+            for layer, below, error in limit.of(params, list(parts)) if cap else parts:
                 if layer.bias:
                     params[layer.bias].sub_(error.sum(2))
                 params[layer.weight].baddbmm_(error, below.mT, alpha=-1)
 
 
-def _capped(
-    params: Params, parts: Sequence[tuple[Layer, Tensor, Tensor]], lr: Tensor, cap: float
-) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-    """Yield the parts with errors times the step size of each model, which `params.step_size` defines.
+class _Cap:
+    """The step cap of a stack of models: what `params.step_size` defines, for each of them.
 
-    Args:
-        parts: what `backward` yields.
-        lr: (m, 1, 1) the step sizes without a cap.
+    Most steps are far below the cap. Then a bound on the lengths of the gradients, which is cheap, and one on those of
+    the models, from the steps before, show that nothing is shortened, and neither length is computed.
     """
-    slope, length = _slope(parts), _length(params, [layer for layer, _, _ in parts])
-    if not slope.isfinite().all():  # in float32 squares overflow long before gradients do
-        slope = _slope([(layer, below.double(), error.double()) for layer, below, error in parts])
-    slope, length = slope[:, None, None], length[:, None, None]
-    fits = (slope * lr <= cap * length) | (length == 0)
-    rate = torch.where(fits, lr.double(), cap * length / slope).to(lr.dtype)
-    finite = slope.to(lr.dtype).isfinite()
+
+    def __init__(self, lr: Tensor, cap: float):
+        self.lr, self.cap = lr, cap  # lr: (m, 1, 1) the step sizes without a cap
+        self._least: Tensor | None = None  # (m,) no model is shorter than this; None before the first step
+
+    def of(
+        self, params: Params, parts: Sequence[tuple[Layer, Tensor, Tensor]]
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Yield the parts, which `backward` yields, with errors times the step size of each model, in place."""
+        lr, layers = self.lr.flatten().double(), [layer for layer, _, _ in parts]
+        fresh = self._least is None
+        least = _length(params, layers) if fresh else self._least
+        longest = lr * _steepest(parts)
+        # What is below the cap by a tenth is below it after rounding too. A bound that is not finite is not below.
+        if (longest <= CERTAIN * self.cap * least).all():
+            self._least = least - longest
+            yield from ((layer, below, error.mul_(self.lr)) for layer, below, error in parts)
+            return
+        slope, length = _slope(parts), least if fresh else _length(params, layers)
+        if not slope.isfinite().all():  # in float32 squares overflow long before gradients do
+            slope = _slope([(layer, below.double(), error.double()) for layer, below, error in parts])
+        fits = (slope * lr <= self.cap * length) | (length == 0)
+        rate = torch.where(fits, lr, self.cap * length / slope)
+        self._least = length - slope * rate
+        slope, rate = slope[:, None, None].to(self.lr.dtype), rate[:, None, None].to(self.lr.dtype)
+        finite = slope.isfinite()
+        for layer, below, error in parts:
+            if not finite.all():  # no step: not even 0 times what is not finite
+                below, error = (torch.where(finite, x, 0.0) for x in (below, error))
+            yield layer, below, error.mul_(torch.where(finite, rate, 0.0))
+
+
+def _steepest(parts: Sequence[tuple[Layer, Tensor, Tensor]]) -> Tensor:
+    r"""(m,) in float64, no gradient is longer: :math:`|E B^\top| \le \sum_s |e_s| |b_s|`. A bias is an input of 1."""
+    total = 0.0
     for layer, below, error in parts:
-        if not finite.all():  # no step: not even 0 times what is not finite
-            below, error = (torch.where(finite, x, 0.0) for x in (below, error))
-        yield layer, below, error * torch.where(finite, rate, 0.0)
+        inputs = below.square().sum(1).double() + (layer.bias is not None)
+        total = total + (error.square().sum(1).double() * inputs).sqrt().sum(1).square()
+    return total.sqrt()
 
 
 def _slope(parts: Sequence[tuple[Layer, Tensor, Tensor]]) -> Tensor:
