@@ -88,6 +88,8 @@ class Importance:
             isinstance(self.scores, tuple | list) and all([isinstance(x, Tensor) and x.dim() == 1 for x in self.scores])
         ):
             raise TypeError(f"the scores are {shown(self.scores)}; Importance.of(model) measures them")
+        if any([x.isnan().any() for x in self.scores if not x.is_meta]):
+            raise ValueError("a score is nan, which no channel can be ranked by; Importance.of(model) measures them")
 
     @classmethod
     def of(cls, model) -> "Importance":

@@ -246,6 +246,11 @@ def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs)
         ),
         (lambda s, x: s.template_of([True]), ValueError, "keep 1 or more of each"),
         (lambda s, x: s.verify([]), ValueError, "widths is empty, which would prove nothing"),
+        (
+            lambda s, x: Importance((torch.tensor([1.0, math.nan]),)),
+            ValueError,
+            r"a score is nan, which no channel can be ranked by; Importance.of\(model\) measures them",
+        ),
         (lambda s, x: Importance([3]), TypeError, r"the scores are \[3\]; Importance.of\(model\) measures them"),
         (lambda s, x: ScalableModel(s.model, x, declare={3: "c ."}), TypeError, "declare: 3 is 'c .'; both must be"),
         (lambda s, x: ScalableModel(s.model, x, declare={"0.weight": 1}), TypeError, "'0.weight' is 1; both must be"),

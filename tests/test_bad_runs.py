@@ -14,7 +14,7 @@ from hetperm import Client, Config, fit
 from hetperm.cli.main import guarded
 from hetperm.cli.train import main
 from hetperm.config import ALGORITHMS, load
-from hetperm.metrics import METRICS
+from hetperm.metrics import METRICS, Metric
 from hetperm.params import NotFinite
 from hetperm.runs import rehearsal
 
@@ -209,6 +209,11 @@ class Returns(nn.Module):
         return self.change(self.linear(x))
 
 
+def squared_error(outputs, labels):
+    """Right for outputs of shape (n, 1), too."""
+    return ((outputs.flatten() - labels) ** 2).mean()
+
+
 def not_finite() -> nn.Module:
     model = nn.Linear(3, 2)
     nn.init.constant_(model.weight, torch.nan)
@@ -238,6 +243,26 @@ def not_finite() -> nn.Module:
             nn.Linear(3, 2),
             {"loss": F.mse_loss},
             r"the loss compares every output with every label \(outputs of shape \(2, 2",
+        ),
+        (
+            nn.Linear(3, 1),
+            {"loss": lambda out, y: ((out - y) ** 2).mean(), "metric": "mae"},
+            r"the loss compares every output with every label \(outputs of shape \(2, 1\) and labels of shape \(2,\)",
+        ),
+        (
+            nn.Linear(3, 1),
+            {"loss": squared_error, "metric": Metric("error", lambda out, y: (out - y).abs().mean(), better="lower")},
+            r"the metric compares every output with every label",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"metric": lambda out, y: out.argmax(1) == y},
+            r"the metric gives tensor\(.*; it must be one",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"metric": Metric("odd", lambda out, y: out.mean(), finish=lambda mean: "high")},
+            "metric 'odd': finish gives 'high' for .*; it must return one number",
         ),
         (nn.Linear(3, 2), {"loss": lambda out: 0}, r"the loss fails on outputs of shape \(2, 2\) and labels of shape"),
         (nn.Linear(3, 2), {"metric": lambda out, y: None}, "the metric gives None; it must be one number"),

@@ -345,6 +345,17 @@ def scalar_table(path: Path) -> None:
     server_file.save(path.parent, replace(server, known=torch.tensor(True)))
 
 
+def edited(**entries) -> Callable[[Path], None]:
+    """Change entries of a client's manifest, leave those out that are None, and renew the checksums."""
+
+    def edit(path: Path) -> None:
+        manifest = json.loads(path.read_text()) | entries
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
+        files.write_checksums(path.parent.parent)
+
+    return edit
+
+
 def other_version(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'0.1.0\\"', b'9.9.9\\"'))
 
@@ -357,6 +368,9 @@ RUINED = [
     ("server.safetensors", other_format, "has format 1 and this hetperm reads 2; train the run again"),
     ("server.safetensors", without_weights, "in the model and missing in the run; copy server.safetensors again from"),
     ("server.safetensors", scalar_table, "known is not what a run writes; copy it again from the run"),
+    ("models/client_001.json", edited(width=-2), "client_001.json: width is -2, which no run writes; copy it again"),
+    ("models/client_000.json", edited(input="3"), "client_000.json: input is '3', which no run writes; copy it again"),
+    ("models/client_000.json", edited(dataset=None), "the manifest of client 0 lacks 'dataset'; copy it again"),
     ("config.toml", drop, "holds no config.toml"),
     ("summary.json", spoil, "is no finished run, or a file of it was changed"),
     ("checksums.txt", drop, "is no finished run, or a file of it was changed"),
@@ -364,7 +378,9 @@ RUINED = [
 
 
 @pytest.mark.parametrize(
-    ("name", "ruin", "sentence"), RUINED, ids=[f"{name} {ruin.__name__}" for name, ruin, _ in RUINED]
+    ("name", "ruin", "sentence"),
+    RUINED,
+    ids=[f"{name} {ruin.__name__} {k}" for k, (name, ruin, _) in enumerate(RUINED)],
 )
 def test_a_ruined_run_is_refused_in_one_sentence(name, ruin, sentence, finished, folder, tmp_path, capsys):
     path = data_file(tmp_path / "d.npz", finished[1][0])

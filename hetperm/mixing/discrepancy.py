@@ -422,18 +422,18 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
     if wrong.any():
         j = int(wrong.nonzero()[0])
         raise ValueError(f"q[{j}] is {float(q[j])}; a variance is zero or more, or nan where it is unknown")
+    n = borders.numbers("n", n, q.device)
+    if n.shape != q.shape or not (n.isfinite() & (n > 0)).all():
+        raise ValueError(
+            f"q of shape {tuple(q.shape)} and n of shape {tuple(n.shape)}; give the noise and the samples, above 0, of "
+            "each client"
+        )
     unknown = q.isnan()
     if not unknown.any():
         return q
     if unknown.all():
         raise ValueError(
             "no client has two samples, so the noise of their gradients is unknown; give regularization as a number"
-        )
-    n = borders.numbers("n", n, q.device)
-    if n.shape != q.shape or not (n.isfinite() & (n > 0)).all():
-        raise ValueError(
-            f"q of shape {tuple(q.shape)} and n of shape {tuple(n.shape)}; give the noise and the samples, above 0, of "
-            "each client"
         )
     known = (n * q)[~unknown].tolist()
     one_sample = math.fsum(known) / len(known)  # fsum rounds once, so the order of clients cannot matter

@@ -20,7 +20,9 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
                 [0, 0, 1]])
     """
     parts = _blocks([alpha] if isinstance(alpha, Tensor) else alpha)
-    return torch.cat([part.to_sparse() for part in parts]).coalesce()
+    alpha = torch.cat([part.to_sparse() for part in parts]).coalesce()
+    _check_signs(alpha.values(), alpha.indices()[0])
+    return alpha
 
 
 def _blocks(alpha: Iterable[Tensor]) -> list[Tensor]:
@@ -56,7 +58,17 @@ def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
     alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
     # A sparse tensor may store explicit zeros; those are no partners.
     keep = alpha.values() != 0
-    return alpha.indices()[:, keep], alpha.values()[keep]
+    (i, j), values = alpha.indices()[:, keep], alpha.values()[keep]
+    _check_signs(values, i)
+    return (i, j), values
+
+
+def _check_signs(values: Tensor, rows: Tensor) -> None:
+    """Raise an error unless weights, of these rows, are finite and zero or more."""
+    wrong = ~(values.isfinite() & (values >= 0))
+    if wrong.any():
+        k = int(wrong.nonzero()[0])
+        raise ValueError(f"row {int(rows[k])} of alpha holds {float(values[k]):g}; a weight is finite, zero or more")
 
 
 def _weights(alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,8 +76,8 @@ def _weights(alpha: Tensor) -> tuple[Tensor, Tensor]:
     (i, j), values = _entries(alpha)
     total = values.new_zeros(len(alpha), dtype=torch.float64).index_add_(0, i, values.double())
     wrong = ~((total - 1).abs() < 1e-2)  # also of float16; nan is not below anything
-    if wrong.any() or not (values >= 0).all():
-        row = int(wrong.nonzero()[0]) if wrong.any() else int(i[~(values >= 0)][0])
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
         raise ValueError(f"row {row} of alpha sums to {float(total[row]):g}; a row holds weights >= 0 that sum to 1")
     return (i, j), values
 

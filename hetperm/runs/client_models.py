@@ -110,7 +110,7 @@ def load_client(
     if not isinstance(model, nn.Module | ScalableModel | None):
         raise TypeError(f"{shown(model)} is not a model; give an nn.Module at full width")
     device = device_of(device, hollow=True)
-    file, manifest = _file(folder, i, "safetensors"), _usable(read_manifest(folder, i), _file(folder, i, "json"))
+    file, manifest = _file(folder, i, "safetensors"), read_manifest(folder, i)
     raw = file.read_bytes()
     if hashlib.sha256(raw).hexdigest() != manifest["sha256"]:
         raise ValueError(f"{file} is not the file that its manifest describes (sha256); copy both again from the run")
@@ -130,7 +130,7 @@ def load_clients(folder: str | Path, numbers: Iterable[int]) -> Iterator[tuple[i
     """Yield (i, client i's model) one after the other; models of one architecture are built and traced once."""
     built: dict[str, ScalableModel] = {}
     for i in numbers:
-        manifest = _usable(read_manifest(folder, i), _file(folder, i, "json"))
+        manifest = read_manifest(folder, i)
         key = json.dumps([manifest["architecture"], manifest["input"], manifest.get("input_dtype")])
         if key not in built and "name" in manifest["architecture"] and manifest["width"] < 1:
             whole = _built(manifest)
@@ -154,7 +154,7 @@ def read_manifest(folder: str | Path, i: int) -> dict[str, Any]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; copy it again from the run")
     if manifest["client"] != i:
         raise ValueError(f"{path} is of client {manifest['client']!r} and not of {i}; copy both files of that client")
-    return manifest
+    return _usable(manifest, path)
 
 
 def clients(folder: str | Path) -> list[int]:
@@ -216,7 +216,7 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 # From a manifest to a module
 
 
-def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _usable(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the manifest; raise an error that names the first entry from which no module can be built."""
     architecture, width = manifest["architecture"], manifest["width"]
     dtype, counts = manifest.get("input_dtype", "float32"), manifest.get("counts")
@@ -227,6 +227,7 @@ def _usable(manifest: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         "input": _is_input({"input": manifest["input"]}),
         "input_dtype": _is_dtype(dtype),
         "counts": counts is None or _are_sizes(counts),
+        "dataset": isinstance(manifest.get("dataset", ""), str),
     }
     for key, fine in right.items():
         if not fine:

@@ -341,6 +341,8 @@ def read_run(
     rows = read_csv(folder / "clients.csv")
     server = joined.server_of(folder, len(rows))
     manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
+    if "dataset" not in manifests[0]:
+        raise ValueError(f"{folder}/models: the manifest of client 0 lacks 'dataset'; copy it again from the run")
     widths = [manifest["width"] for manifest in manifests]
     if model is None:
         full = _built(config, manifests[0])

@@ -1,6 +1,7 @@
 """Checks before a run: samples, labels and weights that cannot be trained, and a rehearsal of a user's functions."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -171,8 +172,10 @@ def rehearse(
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
             score = paired("metric", metric, (outputs.detach(), y), pair, remedy)
-            if not isinstance(score, Tensor | int | float) or (isinstance(score, Tensor) and score.is_complex()):
+            tensor = isinstance(score, Tensor)
+            if not isinstance(score, Tensor | int | float) or (tensor and (score.is_complex() or score.numel() != 1)):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
+            metric.of_client(float(score))
             for i in _of_other_shapes(clients):
                 x, _ = at_model(model, _two_samples(i, clients[i]))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {about(x)}", remedy)
@@ -264,18 +267,36 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
 
 
 def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor], what: str, remedy: str = FIT) -> Any:
-    """What a loss or metric returns; an error also if torch warns that it compares every output with every label."""
+    """What a loss or metric returns; an error also if it compares every output with every label."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         value = tried(noun, function, args, what, remedy)
+        of_all_pairs = _compares_all_pairs(function, *args)
+    if of_all_pairs or any(["target size" in str(one.message) for one in heard]):
+        raise ValueError(
+            f"the {noun} compares every output with every label ({what}); give labels of shape "
+            f"{tuple(args[0].shape)}, or the model outputs of another"
+        )
     for one in heard:
-        if "target size" in str(one.message):
-            raise ValueError(
-                f"the {noun} compares every output with every label ({what}); give labels of shape "
-                f"{tuple(args[0].shape)}, or the model outputs of another"
-            )
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return value
+
+
+def _compares_all_pairs(function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> bool:
+    """Whether (n, 1) outputs are broadcast against (n,) labels, as by ``(outputs - labels) ** 2``: no warning says so.
+
+    Then the same outputs as (n,) give another value. Numbers between 0 and 1 suit most functions.
+    """
+    if outputs.shape[1:] != (1,) or labels.dim() != 1:
+        return False
+    column, y, values = outputs.detach().new_tensor([[0.2], [0.7]]), labels.new_tensor([1, 0]), []
+    for x in (column, column.flatten()):
+        torch.manual_seed(0)
+        try:
+            values.append(float(function(x, y)))
+        except Exception:  # a user's code can raise anything, and need not take both shapes
+            return False
+    return not math.isclose(*values, rel_tol=1e-3)
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
