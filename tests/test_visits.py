@@ -181,7 +181,7 @@ def test_a_model_that_goes_non_finite_is_named_with_epoch_and_host():
     state = state_of(clients, [[0.25] * 4] * 4, r=4)
     place = r"^epoch 4: model 0 at host 0: .* is not finite; lower the learning rate"
     with pytest.raises(NotFinite, match=place):
-        personal_epoch(make_federation(clients), state, ALL_PAIRS, replace(RULE, personal_lr=float("inf")))
+        personal_epoch(make_federation(clients), state, ALL_PAIRS, replace(RULE, personal_lr=1.7e308))
 
 
 # What visits cost
