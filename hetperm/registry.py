@@ -5,21 +5,24 @@ The names that come with hetperm cannot be replaced; one's own can be, so that a
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from hetperm import config, data
 from hetperm.algorithms.base import Algorithm
+from hetperm.algorithms.partial_training import own_parts
 from hetperm.algorithms.steps import RivalOptions
 from hetperm.checks import flag
 from hetperm.data import Problem, Wanted
 from hetperm.methods import KINDS, METHODS, Method, leaf_types
 from hetperm.metrics import METRICS, Metric, Score
-from hetperm.params import Params
+from hetperm.params import NotFinite, Params
 from hetperm.server.federation import Federation
+from hetperm.state import State
 from hetperm.texts import one_line, shown
 from submodels import zoo
 
@@ -56,12 +59,19 @@ def register_algorithm(
             raise TypeError(f"algorithm {name!r}: option {key} is annotated {shown(kind)}; it must be one of {kinds}")
     if not isinstance(defaults, Mapping | None):
         raise TypeError(f"algorithm {name!r}: defaults is {shown(defaults)}; it must be a table of options, or None")
+    bare = [one.name for one in fields(options) if one.default is MISSING and one.default_factory is MISSING]
+    given = {*config.FIELDS, *(defaults or {}), *(one.name for one in fields(RivalOptions))}
+    lost = [key for key in bare if key not in given]
+    if lost:
+        raise ValueError(
+            f"algorithm {name!r}: option {lost[0]} has no default and is no key of the configuration; give it a default"
+        )
     for key in defaults or {}:
         if key not in leaf_types(options):
             raise ValueError(f"algorithm {name!r}: {shown(key)} of the defaults is no option of {options.__name__}")
     flag("one_size", one_size)
     flag("finds_heads", finds_heads)
-    make = _bordered("algorithm", name, make, Algorithm)
+    make = _watched(name, make)
     METHODS[name] = Method(make, options, dict(defaults or {}), one_size=one_size, finds_heads=finds_heads)
     config.ADDED.add(name)
 
@@ -125,9 +135,9 @@ def _bordered(kind: str, name: str, function: Callable[..., Any], result: type) 
     def called(*args: Any, **options: Any) -> Any:
         try:
             returned = function(*args, **options)
-        except (ValueError, OSError, MemoryError):  # they say what is wrong with what was given
+        except (ValueError, OSError, MemoryError, NotFinite):  # they say what is wrong with what was given
             raise
-        except Exception as error:  # a user's code can raise anything
+        except (Exception, SystemExit) as error:  # a user's code can raise anything
             reason = f"{type(error).__name__}: {one_line(str(error))}"
             raise ValueError(
                 f"{kind} {name!r}, which is not hetperm's, failed ({reason}); HETPERM_TRACEBACK=1 shows where"
@@ -137,3 +147,59 @@ def _bordered(kind: str, name: str, function: Callable[..., Any], result: type) 
         return returned
 
     return called
+
+
+def _watched(name: str, make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """The function that makes a user's algorithm, whose states are held against what a run can go on with."""
+    made = _bordered("algorithm", name, make, Algorithm)
+
+    @functools.wraps(make, updated=())
+    def called(federation: Federation, start: Params, options: Any) -> Algorithm:
+        # Copies, because all methods begin with the same tensors.
+        start = {name: x.clone() for name, x in start.items()}
+        begin, epoch, finish = made(federation, start, options)
+        parts = own_parts(federation, start)
+
+        def checked(function: Callable[..., State], *before: State) -> State:
+            state = _bordered("algorithm", name, function, State)(*before)
+            wrong = _wrong_with(state, parts, before)
+            if wrong:
+                raise ValueError(f"algorithm {name!r}, which is not hetperm's, returned a State {wrong}")
+            return state
+
+        def next_epoch(before: State) -> State:
+            state = checked(epoch, before)
+            if state.r != before.r + 1:
+                raise ValueError(
+                    f"algorithm {name!r}, which is not hetperm's, returned a State whose r is {shown(state.r)} after "
+                    f"epoch {before.r}; it must be {before.r + 1}"
+                )
+            return state
+
+        return Algorithm(partial(checked, begin), next_epoch, finish and partial(checked, finish))
+
+    return called
+
+
+def _wrong_with(state: State, parts: Sequence[Params], before: Sequence[State]) -> str:
+    """What makes a state useless to a run, as the end of a sentence; empty if nothing does.
+
+    Args:
+        parts: (N,) models of the sizes that clients' models must have.
+        before: the state before it; none at the beginning.
+    """
+    N = len(parts)
+    if not before and state.r != 0:
+        return f"whose r is {shown(state.r)} at the beginning; it must be 0"
+    if not isinstance(state.v, tuple) or len(state.v) != N:
+        many = f"{len(state.v)} of them" if isinstance(state.v, tuple) else f"a {type(state.v).__name__}"
+        return f"whose v is {many}; it must be a tuple of {N} models, one for each client"
+    for i, (model, part) in enumerate(zip(state.deployed, parts, strict=True)):
+        for key, x in part.items():
+            own = model.get(key) if isinstance(model, Mapping) else None
+            if not isinstance(own, Tensor) or own.shape != x.shape:
+                got = f"of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "no tensor"
+                return f"in which {key} of client {i}'s model is {got}; it must have shape {tuple(x.shape)}"
+    if state.alpha is not None and not (isinstance(state.alpha, Tensor) and state.alpha.shape == (N, N)):
+        return f"whose alpha is {shown(state.alpha)}; it must be None or a tensor of shape ({N}, {N})"
+    return ""

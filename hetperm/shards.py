@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from hetperm.texts import shown
+from hetperm.texts import one_line, shown
 
 Inputs = Tensor | tuple | dict  # what a model takes: a tensor (n, ...), or several
 Batch = tuple[Inputs, Tensor]  # inputs and labels, in memory
@@ -87,7 +87,7 @@ class Stored:
         # What torch's DataLoader asks for too: a data set may read many samples faster than one by one.
         many = getattr(self.dataset, "__getitems__", None)
         samples = [self._sample(row) for row in rows] if many is None else many(rows)
-        inputs, labels = _pair(default_collate(samples) if self.collate is None else self.collate(samples))
+        inputs, labels = _pair(self._collated(samples, rows))
         if len(labels) != len(rows):
             raise ValueError(f"a batch of {len(rows)} samples has {len(labels)} labels; collate must keep every sample")
         batch = mapped(self._placed, inputs), self._placed(labels)
@@ -108,6 +108,15 @@ class Stored:
                 f"the Dataset says that it has {len(self.dataset)} samples and raises {shown(error)} for sample {row}; "
                 "its __len__ must be the number of its samples"
             ) from error
+
+    def _collated(self, samples: list, rows: list[int]) -> Any:
+        try:
+            return default_collate(samples) if self.collate is None else self.collate(samples)
+        except Exception as error:  # samples and collate are a user's
+            k = next((k for k, one in enumerate(samples) if one is None), None) if isinstance(samples, list) else None
+            which = f"{len(rows)} samples from {rows[0]} on" if k is None else f"sample {rows[k]}, which is None,"
+            reason = one_line(str(error)) or type(error).__name__
+            raise ValueError(f"{which} of the Dataset cannot be made a batch ({reason})") from error
 
     def _placed(self, x: Tensor) -> Tensor:
         return x.detach().to(self.device, self.dtype if x.is_floating_point() else None)

@@ -209,6 +209,18 @@ class Returns(nn.Module):
         return self.change(self.linear(x))
 
 
+class Changes(nn.Module):
+    """A linear model that begins with a function of its inputs."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = nn.Linear(3, 2), change
+
+    def forward(self, x):
+        self.change(x)
+        return self.linear(x)
+
+
 def squared_error(outputs, labels):
     """Right for outputs of shape (n, 1), too."""
     return ((outputs.flatten() - labels) ** 2).mean()
@@ -231,6 +243,23 @@ def not_finite() -> nn.Module:
         (nn.Linear(3, 2, device="meta"), {}, "weight of the model is on the meta device"),
         (nn.Linear(3, 2, dtype=torch.cfloat), {}, "weight of the model is torch.complex64; weights must be real"),
         (not_finite(), {}, "weight of the model is not finite before training; give fit a model with other weights"),
+        (Changes(lambda x: x.sub_(5.0)), {}, "the model changes in place what it is given, .* such as x.clone"),
+        (Changes(lambda x: x.data.mul_(2.0)), {}, "the model changes in place what it is given"),
+        (
+            Returns(lambda out: out.squeeze()),
+            {},
+            r"outputs of shape \(2,\) for one sample and \(2, 2\) for two; they must have shape \(1, 2\), so squeeze",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"loss": lambda out, y: F.cross_entropy(out, y.clamp_(max=0))},
+            "the loss changes in place what it is given",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"metric": lambda out, y: out.sub_(out.amax(1, keepdim=True)).mean()},
+            "the metric changes in place what it is given",
+        ),
         (Returns(threading.Lock()), {}, "the model cannot be copied .*lock.*; take out of it what cannot"),
         (nn.Linear(3, 2), {"loss": lambda out, y: None}, "the loss gives None; it must be one number, a tensor"),
         (nn.Linear(3, 2), {"loss": lambda out, y: out.sum(1)}, r"the loss gives a tensor of shape \(2,\); it must be"),
@@ -284,6 +313,94 @@ def test_a_client_whose_inputs_have_another_shape_than_the_first_ones_is_refused
     narrow = Client((torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"^the model fails on client 1's inputs of shape \(2, 2\) .*; give fit one"):
         fit(nn.Linear(3, 2), [Client(shard(5)), narrow], Config(epochs=1, steps=0, baselines=()))
+
+
+def test_data_are_left_as_they_were_by_what_works_in_place():
+    """An augment is given copies; all others are refused, and were given copies until then."""
+    clients = [Client(shard(20), test=shard(20)), Client(shard(20), test=shard(20))]
+    pairs = [pair for client in clients for pair in (client.train, client.test)]
+    before = [(x.clone(), y.clone()) for x, y in pairs]
+    config = Config(steps=40, epochs=2, baselines=(), quiet=True)
+    fit(nn.Linear(3, 2), clients, config, augment=lambda x, y, generator: (x.zero_(), y))
+    with pytest.raises(ValueError, match="in place"):
+        fit(Changes(lambda x: x.zero_()), clients, config)
+    for pair, old in zip(pairs, before, strict=True):
+        assert torch.equal(pair[0], old[0]) and torch.equal(pair[1], old[1])
+
+
+@pytest.mark.parametrize(("part", "word"), [("val", "validation"), ("test", "test")])
+def test_labels_that_cross_entropy_leaves_out_are_not_scored(part, word):
+    config = Config(steps=40, epochs=1, baselines=(), quiet=True)
+    x, y = shard(20)
+    some, none = torch.where(torch.arange(20) < 5, -100, y), torch.full((20,), -100)
+    for labels, count in ((some, 5), (none, 20)):
+        with pytest.raises(
+            ValueError, match=f"client 1: of its {word} labels {count} of 20 are -100, which cross-entro"
+        ):
+            fit(nn.Linear(3, 2), [Client((x, y)), Client((x, y), **{part: (x, labels)})], config)
+    with pytest.raises(ValueError, match="20 of 20 are -100"):
+        fit(nn.Linear(3, 2), [Client((x, y), **{part: (x, none)})], config, metric="perplexity")
+    fit(nn.Linear(3, 2), [Client((x, y), **{part: (x, some)})], config, metric="perplexity")
+
+
+@pytest.mark.parametrize(
+    ("options", "noun"),
+    [
+        ({"loss": lambda out, y: F.cross_entropy(out, y, reduction="sum")}, "loss"),
+        ({"metric": lambda out, y: out.abs().sum()}, "metric"),
+    ],
+)
+def test_a_sum_over_a_batch_is_warned_about(options, noun, caplog):
+    clients = [Client(shard(20), test=shard(20))]
+    config = Config(steps=40, epochs=1, baselines=(), quiet=True)
+    fit(nn.Linear(3, 2), clients, config)
+    assert "twice as large" not in caplog.text
+    fit(nn.Linear(3, 2), clients, config, **options)
+    assert f"the {noun} is twice as large for a batch of every sample twice" in caplog.text
+
+
+def test_a_function_that_fails_when_models_are_scored_is_named_with_client_and_part():
+    def fails(out, y):
+        if len(y) > 4:  # the rehearsal has fewer
+            raise KeyError("boom")
+        return (out.argmax(1) == y).float().mean()
+
+    clients = [Client(shard(20), test=shard(20))]
+    config = Config(steps=40, epochs=1, baselines=(), quiet=True)
+    with pytest.raises(ValueError, match=r"client 0: test: the metric fails on outputs .* \('boom'\)"):
+        fit(nn.Linear(3, 2), clients, config, metric=fails)
+    with pytest.raises(ValueError, match="client 0: test: the metric of a batch is None; it must be one number"):
+        fit(nn.Linear(3, 2), clients, config, metric=lambda out, y: None if len(y) > 4 else 1.0)
+
+
+def test_what_is_called_after_every_epoch_gets_a_copy_of_the_row():
+    clients, rows = [Client(shard(20), test=shard(20))], []
+
+    def track(method, row):
+        rows.append(dict(row))
+        row["client_scores"].clear()
+        row.clear()
+
+    result = fit(nn.Linear(3, 2), clients, Config(steps=40, epochs=2, baselines=(), quiet=True), on_epoch=track)
+    history = result.main.history
+    assert [row["epoch"] for row in history] == [row["epoch"] for row in rows] == [1, 2]
+    assert len(history[0]["client_scores"]) == 1
+
+
+def test_hooks_that_are_no_functions_are_refused_before_training():
+    for call, hook in ((hetperm.run, "on_epoch"), (hetperm.run, "on_start"), (hetperm.run, "settle")):
+        with pytest.raises(TypeError, match=f"{hook} is a int; it must be a function, or None"):
+            call(Config(quiet=True), **{hook: 3})
+    with pytest.raises(TypeError, match="on_start is a str; it must be a function"):
+        hetperm.sweep(Config(quiet=True, seeds=(0, 1)), on_start="x")
+    with pytest.raises(TypeError, match="settle returns a NoneType; it must return a Setting"):
+        hetperm.run(Config(quiet=True), settle=lambda config: None)
+
+
+def test_a_run_in_which_nobody_is_there_says_so(train, tmp_path, caplog):
+    (tmp_path / "here" / "away.toml").write_text('clients = ["' + "0" * 99 + '1"]\n')
+    status, _, _ = train("--steps 10 --epochs 1 --algorithm fedavg --trace away.toml")
+    assert status == 0 and "fedavg took no step, so its models are untrained: no client was there" in caplog.text
 
 
 def test_a_metric_that_is_a_tensor_is_refused():

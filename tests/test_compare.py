@@ -84,6 +84,26 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys)
     assert refused(capsys, first, other) == (
         "first is on digits and other on mnist; runs on different data cannot be compared"
     )
+
+    def by_dice(one):
+        """A summary whose methods are scored by another metric."""
+        return {"dice" if key == "accuracy" else key: value for key, value in one.items()}
+
+    summary = {**by_dice(single()), "metric": "dice"}
+    summary["tiers"] = {name: by_dice(tier) for name, tier in summary["tiers"].items()}
+    summary["baselines"] = {}
+    files.write_json(other / "summary.json", summary)
+    rows = [{"dice" if key == "accuracy" else key: value for key, value in row.items()} for row in clients()]
+    files.write_csv(other / "clients.csv", rows)
+    assert refused(capsys, first, other) == (
+        "first is scored by accuracy and other by dice; run one of them again with --metric accuracy"
+    )
+    files.write_csv(other / "clients.csv", clients())
+    with_summary()
+    files.write(other / "config.toml", CONFIG + "max_test_samples = 3\n")
+    assert refused(capsys, first, other) == (
+        "first and other are scored on other test samples (all, 3 of them); run both with the same --max-test-samples"
+    )
     with_summary()
     files.write(other / "config.toml", CONFIG.replace("label-shift:2", "iid"))
     assert refused(capsys, first, other).startswith("first divides the data by label-shift:2 and other by iid;")

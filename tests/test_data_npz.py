@@ -290,6 +290,24 @@ def test_infinities_of_both_signs_are_refused_without_a_word_of_numpys(write):
         read(write(x=np.array([[1e300], [-1e300]]), y=np.arange(2)))
 
 
+def test_a_column_whose_digits_float32_would_lose_is_named(write, caplog):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 3)), np.arange(200) % 2
+    read(write(x=x + np.array([0, 100, 0]), y=y), "iid", 2)
+    assert caplog.text == ""
+    read(write(x=x + np.array([0, 1.7e9, 0]), y=y), "iid", 2)
+    assert "the values of column 1 of x differ by about 0.998" in caplog.text and "steps of 2e+02" in caplog.text
+    assert "subtract a constant from such columns (1 of them)" in caplog.text
+    caplog.clear()
+    seconds = np.stack([np.arange(200) + 1_700_000_000, np.zeros(200, dtype=int)], 1)  # the second says nothing anyway
+    read(write(x=seconds, y=y), "iid", 2)
+    assert "the values of column 0 of x" in caplog.text
+    windows = np.tile(x[:, None, :2] - 1e9, (1, 8, 1))
+    caplog.clear()
+    read(write(x=windows, y=y), "iid", 2)
+    assert "the values of channel 0 of x" in caplog.text and "(2 of them)" in caplog.text
+
+
 def test_an_array_whose_name_is_misspelt_is_named(write, caplog):
     read(write(**windows(), Splits=np.zeros(240, int), channels=np.array(["a", "b"])))
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [

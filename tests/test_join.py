@@ -464,7 +464,7 @@ def of_clients(count: int) -> Callable[[Path], None]:
             "alpha.npz is damaged (it is no zip archive of arrays); copy it again from the run",
         ),
         ("alpha.npy", as_npz(lambda path: np.savez(path, x=3)), "alpha.npz is damaged ("),
-        ("clients.csv", empty, "clients.csv is no table of clients"),
+        ("clients.csv", empty, "clients.csv has no column 'client'; copy it again from the run"),
         ("server.safetensors", spoil, "server.safetensors is damaged"),
         (
             "server.safetensors",

@@ -3,7 +3,7 @@
 import json
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import nn
 
 import hetperm
 from hetperm import Config, config, plugins
+from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.local_only import local_only
 from hetperm.algorithms.steps import RivalOptions
 from hetperm.config import ADDED
@@ -21,6 +22,7 @@ from hetperm.data import DATASETS, WITH_PATH, load
 from hetperm.methods import METHODS, check_method_tables, options_for
 from hetperm.metrics import METRICS, metric_of
 from hetperm.runs.client_models import load_client
+from hetperm.state import State
 from submodels import zoo
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -136,10 +138,86 @@ def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
         hetperm.run(hetperm.Config(dataset="synthetic", model="mine", num_clients=2, capacity_profile="homogeneous"))
     hetperm.register_algorithm("mine", lambda *parts: None)
     with pytest.raises(ValueError, match="algorithm 'mine' returned None; it must be of Algorithm"):
-        METHODS["mine"].make(None, None, None)
+        METHODS["mine"].make(None, {}, None)
 
 
 CLIENT = hetperm.Client((torch.rand(4, 2), torch.arange(4) % 2))
+
+
+def shifted(state):
+    """The state with every number of the models of clients one larger, in place."""
+    for model in state.v:
+        for x in model.values():
+            x.add_(1)
+    return replace(state, r=state.r + 1)
+
+
+def narrow(model):
+    return {name: x[:1] for name, x in model.items()}
+
+
+@pytest.mark.parametrize(
+    ("begin", "epoch", "sentence"),
+    [
+        (lambda state: None, None, "algorithm 'mine' returned None; it must be of State"),
+        (lambda state: {}["k"], None, r"algorithm 'mine', which is not hetperm's, failed \(KeyError: 'k'\)"),
+        (lambda state: sys.exit(0), None, r"algorithm 'mine', which is not hetperm's, failed \(SystemExit: 0\)"),
+        (lambda state: replace(state, r=5), None, "a State whose r is 5 at the beginning; it must be 0"),
+        (lambda state: replace(state, v=state.v[:1]), None, "whose v is 1 of them; it must be a tuple of 2 models"),
+        (lambda state: replace(state, v=list(state.v)), None, "whose v is a list; it must be a tuple of 2 models"),
+        (
+            lambda state: replace(state, v=tuple(map(narrow, state.v))),
+            None,
+            r"in which weight of client 0's model is of shape \(1, 2\); it must have shape \(2, 2\)",
+        ),
+        (lambda state: replace(state, v=({}, {})), None, "in which weight of client 0's model is no tensor"),
+        (lambda state: replace(state, alpha=torch.eye(3)), None, r"whose alpha is .*; it must be None or a tensor of"),
+        (lambda state: state, lambda state: state, "a State whose r is 0 after epoch 0; it must be 1"),
+        (lambda state: state, lambda state: 1 // 0, "failed .ZeroDivisionError"),
+    ],
+)
+def test_a_state_of_a_strangers_algorithm_that_a_run_cannot_use_is_refused(begin, epoch, sentence):
+    def mine(federation, start, options):
+        return Algorithm(lambda: begin(State(0, start, (start, start))), epoch)
+
+    hetperm.register_algorithm("mine", mine)
+    with pytest.raises(ValueError, match=sentence):
+        hetperm.fit(nn.Linear(2, 2), [CLIENT, CLIENT], Config(steps=40, epochs=2, algorithm="mine", baselines=()))
+
+
+def test_a_strangers_algorithm_that_edits_tensors_changes_no_rival():
+    def mine(federation, start, options):
+        return Algorithm(lambda: State(0, start, (start, start)), shifted)
+
+    hetperm.register_algorithm("mine", mine)
+    model, clients = nn.Linear(2, 2), [replace(CLIENT, test=CLIENT.train)] * 2
+    losses = []
+    for first in ("mine", "fedavg"):
+        config = Config(steps=40, epochs=2, algorithm=first, baselines=("local",))
+        losses.append(hetperm.fit(model, clients, config).summary["baselines"]["local"]["loss"])
+    assert losses[0] == losses[1]
+
+
+def test_an_option_that_nothing_gives_a_value_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Bare(RivalOptions):
+        prox: float
+
+    with pytest.raises(ValueError, match="option prox has no default and is no key of the configuration"):
+        hetperm.register_algorithm("mine", local_only, Bare)
+    hetperm.register_algorithm("mine", local_only, Bare, defaults={"prox": 1.0})
+
+
+def test_a_strangers_model_with_weights_that_are_not_finite_is_refused_before_training():
+    def spoiled(**sizes):
+        model = nn.Linear(60, 2)
+        nn.init.constant_(model.weight, torch.nan)
+        return model
+
+    hetperm.register_model("mine", spoiled)
+    config = Config(dataset="synthetic", model="mine", num_clients=2, capacity_profile="homogeneous", quiet=True)
+    with pytest.raises(ValueError, match="weight of the model is not finite before training; --model must build one"):
+        hetperm.run(config)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +229,13 @@ CLIENT = hetperm.Client((torch.rand(4, 2), torch.arange(4) % 2))
         ({"num_classes": "two"}, "num_classes of a data set is 'two'"),
         ({"name": "a\x1b[2J"}, "a data set is named .*; it must be a text without control characters"),
         ({"class_names": ("a",)}, "mine has 2 classes and names 1 of them"),
+        ({"loss": 3}, "the loss of mine is 3; it must be a function, or None"),
+        ({"metric": None}, "the metric of mine is None; it must be a name, such as 'accuracy'"),
     ],
 )
 def test_what_is_no_data_set_is_refused(fields, sentence):
     sizes = {"clients": (CLIENT,), "in_channels": 2, "num_classes": 2, "image_size": None, "name": "mine"}
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
         hetperm.data.Problem(**sizes | fields)
 
 

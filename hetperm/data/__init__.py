@@ -66,6 +66,10 @@ class Problem:
             raise ValueError(f"a data set is named {shown(self.name)}; it must be a text without control characters")
         if len(self.class_names) not in (0, self.num_classes):
             raise ValueError(f"{self.name} has {self.num_classes} classes and names {len(self.class_names)} of them")
+        if not (self.loss is None or callable(self.loss)):
+            raise TypeError(f"the loss of {self.name} is {shown(self.loss)}; it must be a function, or None")
+        if not isinstance(self.metric, str):
+            raise TypeError(f"the metric of {self.name} is {shown(self.metric)}; it must be a name, such as 'accuracy'")
 
     @property
     def groups(self) -> tuple[int, ...] | None:

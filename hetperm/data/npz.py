@@ -31,6 +31,7 @@ from hetperm.texts import LONGEST, one_line, shown
 
 log = logging.getLogger(__name__)
 
+LOST = 0.01  # of the spread of a column: rounding that is worth a warning
 TEST_SHARE = 0.25  # of the samples, where the file does not say which are for testing
 _KEYS = ("x", "y", "user", "split", "classes")
 _SHAPES = "vectors (n, d), windows (n, length, channels), or uint8 images (n, h, w), (n, h, w, 1) or (n, h, w, 3)"
@@ -196,6 +197,7 @@ def _inputs(x: np.ndarray, path: Path) -> Tensor:
         return torch.from_numpy(rearrange(x.reshape(*x.shape[:3], -1), "n h w c -> n c h w").copy())
     if images or x.ndim not in (2, 3):
         raise ValueError(f"{path}: x is {x.dtype} of shape {x.shape}; it must be {_SHAPES}")
+    _warn_of_offsets(x, path)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found below
         x = np.ascontiguousarray(np.moveaxis(x, -1, 1), dtype=np.float32)
     with np.errstate(invalid="ignore"):  # of nan, which passes neither
@@ -207,6 +209,24 @@ def _inputs(x: np.ndarray, path: Path) -> Tensor:
             f"{bad.argmax()}; remove them, or scale x"
         )
     return torch.from_numpy(x)
+
+
+def _warn_of_offsets(x: np.ndarray, path: Path) -> None:
+    """Warn of columns, or channels, whose values differ by little more than float32 can tell apart."""
+    if x.dtype.itemsize <= 4 and x.dtype.kind == "f":
+        return
+    axes = tuple(range(x.ndim - 1))
+    with np.errstate(all="ignore"):  # numbers that are not finite are refused later
+        step = np.abs(x).max(axes).astype(np.float64) * np.finfo(np.float32).eps
+        spread = x.std(axes, dtype=np.float64)
+    lost = np.flatnonzero((spread > 0) & (step > LOST * spread))
+    if len(lost):
+        k = lost[0]
+        log.warning(
+            "%s: the values of %s %d of x differ by about %.3g, and float32 rounds them to steps of %.2g; subtract a "
+            "constant from such columns (%d of them)",
+            path, "column" if x.ndim == 2 else "channel", k, spread[k], step[k], len(lost),
+        )  # fmt: skip
 
 
 def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:

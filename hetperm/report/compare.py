@@ -18,7 +18,7 @@ from hetperm.report.summary import is_blank
 from hetperm.texts import one_line
 
 MOST = 12  # runs at once
-LIKE = ("client", "group", "n_train", "n_val")  # columns of clients.csv by which clients are the same
+LIKE = ("client", "group", "n_train", "n_val", "most_common")  # columns of clients.csv by which clients are the same
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,24 @@ def _check_data(first: Side, other: Side) -> None:
         raise ValueError(
             f"{first.label} is on {sets[0]} and {other.label} on {sets[1]}; runs on different data cannot be compared"
         )
+    metrics = [side.contents.summary.metric for side in (first, other)]
+    if metrics[0] != metrics[1]:
+        raise ValueError(
+            f"{first.label} is scored by {metrics[0]} and {other.label} by {metrics[1]}; run one of them again with "
+            f"--metric {metrics[0]}"
+        )
     parts = [side.contents.settings.get("partition") for side in (first, other)]
     if parts[0] != parts[1] and sets[0] != "own":
         raise ValueError(
             f"{first.label} divides the data by {parts[0]} and {other.label} by {parts[1]}; clients with different "
             "data cannot be compared"
+        )
+    most = [side.contents.settings.get("max_test_samples") for side in (first, other)]
+    if most[0] != most[1]:
+        counts = ["all" if count is None else f"{count} of them" for count in most]
+        raise ValueError(
+            f"{first.label} and {other.label} are scored on other test samples ({counts[0]}, {counts[1]}); run both "
+            "with the same --max-test-samples"
         )
 
 

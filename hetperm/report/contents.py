@@ -165,6 +165,20 @@ def read_figures(path: Path) -> Rows:
     return rows
 
 
+def read_clients(folder: Path) -> Rows:
+    """The rows of the clients of a run; an error if they lack what says who a client is."""
+    path = folder / "clients.csv"
+    rows = read_figures(path)
+    lost = [column for column in ("client", "tier", "width", "n_train") if not rows or column not in rows[0]]
+    if lost:
+        raise ValueError(f"{path} has no column {lost[0]!r}; copy it again from the run")
+    for row in rows:
+        for column in ("client", "width", "n_train"):
+            if row[column] is None:
+                raise ValueError(f"{path}: {column!r} is empty; it must be a number; copy it again from the run")
+    return rows
+
+
 def _by_seed(rows: Rows) -> list[Rows]:
     # A single run has no column "seed": all of its rows come together under None.
     runs: dict[Any, list[Row]] = {}

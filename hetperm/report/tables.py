@@ -281,7 +281,7 @@ def row_grid(rows: Rows, *, title: str = "", metric: str = ACCURACY) -> Grid:
     """
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key != NOTE]
     cells = [[cell(key, row.get(key), metric=metric) for key in keys] for row in rows]
-    notes = dict.fromkeys(row[NOTE] for row in rows if row.get(NOTE))
+    notes = dict.fromkeys(str(row[NOTE]) for row in rows if row.get(NOTE))
     return Grid([head(key) for key in keys], cells, title=title, note="; ".join(notes))
 
 

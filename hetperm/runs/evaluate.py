@@ -1,13 +1,17 @@
 """Evaluation of a model on one client's data, and the figures of a run over all clients."""
 
 from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hetperm.device.bench import outputs_of
 from hetperm.device.layout import channels_last, prefers_channels_last
+from hetperm.runs.rehearsal import tried
 from hetperm.shards import Inputs, Shard, batches_of, mapped, size_of
+from hetperm.texts import shown
 
 SAMPLES = 512  # run at once
 IMAGES = 64  # run at once, with channels last
@@ -76,7 +80,7 @@ def evaluate(
                 outputs = outputs_of(model, channels_last(x) if last else x)
                 for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
                     # Weighted by size, because the last batch may be smaller.
-                    totals[k] += _one_number(figure(outputs, y), name) * len(y)
+                    totals[k] += _one_number(figure, outputs, y, name) * len(y)
                 count += len(y)
     finally:
         for part, flag in flags:
@@ -84,11 +88,15 @@ def evaluate(
     return totals[0] / count, totals[1] / count
 
 
-def _one_number(value: Tensor | float, name: str) -> float:
+def _one_number(figure: Callable[[Tensor, Tensor], Any], outputs: Tensor, y: Tensor, name: str) -> float:
+    what = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}"
+    value = tried(name, figure, (outputs, y), what)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(
             f"the {name} of a batch has shape {tuple(value.shape)} and must be one number; take the mean over samples"
         )
+    if not isinstance(value, Tensor | Real):
+        raise ValueError(f"the {name} of a batch is {shown(value)}; it must be one number")
     return float(value)
 
 

@@ -1,5 +1,6 @@
 """A run from beginning to end: the algorithm, its rivals, and the run folder with all results."""
 
+import copy
 import logging
 import time
 import tomllib
@@ -59,8 +60,11 @@ def run(
     """
     if _checked(config).seeds:
         raise ValueError(f"run takes one seed and seeds is {list(config.seeds)}; call sweep for several")
+    _check_functions(on_epoch=on_epoch, on_start=on_start, settle=settle)
     name = _name_once_checked(config)
     setting = (settle or from_config)(config)
+    if not isinstance(setting, Setting):
+        raise TypeError(f"settle returns a {type(setting).__name__}; it must return a Setting")
     training.check_steps(setting)
     with _opened(setting.config, name) as folder, _shown(config, on_epoch, on_start) as hooks:
         return execute(setting, folder, *hooks)
@@ -93,9 +97,7 @@ def fit(
         on_epoch: called with the method and the row of metrics after every epoch of every method.
     """
     config = _checked(Config() if config is None else config)
-    for name, function in {"loss": loss, "augment": augment, "on_epoch": on_epoch}.items():
-        if not (function is None or callable(function)):
-            raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
+    _check_functions(loss=loss, augment=augment, on_epoch=on_epoch)
     if config.seeds:
         raise ValueError(f"fit takes one seed and seeds is {list(config.seeds)}; call it once for each")
     if not isinstance(model, nn.Module):
@@ -132,6 +134,7 @@ def sweep(
     """
     if not _checked(config).seeds:
         raise ValueError("sweep takes several seeds and seeds is empty; call run for one")
+    _check_functions(on_epoch=on_epoch, on_start=on_start)
     name = _name_once_checked(config)
     seeds = [config.override(seed=seed, seeds=()) for seed in config.seeds]
     # The first setting tells which device "auto" is, which the configuration records.
@@ -164,6 +167,12 @@ def _checked(config: Any) -> Config:
     return config
 
 
+def _check_functions(**functions: Any) -> None:
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
+
+
 def _name_once_checked(config: Config) -> str:
     """The name of the run folder; an error, before the data are read, if methods, log or folder cannot be as asked."""
     check_method_tables(config)
@@ -188,7 +197,7 @@ def _shown(
 
         def after_epoch(method: str, row: Mapping[str, Any]) -> None:
             for call in filter(None, (bar, on_epoch)):
-                call(method, row)
+                call(method, copy.deepcopy(row))  # the row itself is what the run writes
 
         after_epoch.moved = bar and bar.moved  # called between epochs too, see `_train`
 
@@ -325,7 +334,10 @@ def _train(
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
-    if METHODS[name].mixes and now.state.work.visits == 0 and training.DIVERGED not in (now.extra or {}):
+    idle = now.state.work.visits == 0 if METHODS[name].mixes else now.state.work.client_steps == 0
+    if idle and not METHODS[name].mixes:
+        log.warning("%s took no step, so its models are untrained: no client was there; change the trace", name)
+    elif idle and training.DIVERGED not in (now.extra or {}):
         log.warning(
             "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
             "host was there; raise --steps or --participation",

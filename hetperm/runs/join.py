@@ -27,7 +27,7 @@ from hetperm.mixing import complexity, discrepancy
 from hetperm.params import Params, check_finite
 from hetperm.randomness import generator_for, seed_for
 from hetperm.report import contents, details, page
-from hetperm.report.contents import read_csv, read_summary
+from hetperm.report.contents import read_clients, read_summary
 from hetperm.runs import blend, client_models, files, joined, newcomer, rehearsal, server_file, setting
 from hetperm.runs.building import build, cost_of_step
 from hetperm.runs.joined import Record
@@ -321,7 +321,9 @@ def _check_folder(folder: Path) -> None:
             f"{folder} is no finished run, or a file of it was changed (checksums.txt); "
             f"`hetperm train --resume --out {folder}` with its settings finishes or mends it"
         )
-    details.runs_of(folder, contents.read(folder))  # likewise: the page is written when the client has joined
+    # Likewise: mixing weights and page are written when the client has joined.
+    joined.read_alpha(folder)
+    details.runs_of(folder, contents.read(folder))
 
 
 def read_run(
@@ -338,7 +340,7 @@ def read_run(
             f"{folder}: clients were compared with discrepancy {config.discrepancy!r}, each at its own part of the "
             "model; only a run with discrepancy 'probe' can be joined"
         )
-    rows = read_csv(folder / "clients.csv")
+    rows = read_clients(folder)
     server = joined.server_of(folder, len(rows))
     manifests = [client_models.read_manifest(folder, row["client"]) for row in rows]
     if "dataset" not in manifests[0]:

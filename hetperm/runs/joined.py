@@ -121,9 +121,9 @@ def extend_tables(folder: Path, trained: int) -> None:
     for record in records:
         if record.row["client"] not in models:
             log.warning("the model of client %d, which joined, is gone; let it join again", record.row["client"])
-    rows = read_csv(folder / "clients.csv")[:trained]
+    # All is read before anything is written.
+    rows, alpha = read_csv(folder / "clients.csv")[:trained], read_alpha(folder)[:trained, :trained]
     files.write_csv(folder / "clients.csv", [*rows, *(record.row for record in records)])
-    alpha = read_alpha(folder)[:trained, :trained]
     files.write_alpha(folder, extended(alpha, [record.alpha for record in records]))
 
 

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import hetperm
@@ -14,7 +15,7 @@ from hetperm.plugins import digests
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.setting import Setting
-from hetperm.shards import Shard, Stored, known_labels, tensors_of
+from hetperm.shards import Shard, Stored, first, known_labels, tensors_of
 from hetperm.state import State
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
@@ -22,6 +23,7 @@ SCORES = ("score", "loss")  # the keys in the extra values of a finished checkpo
 SIMULATED = "simulated_seconds"  # the key of the simulated clock, in metrics and in the extra values of a checkpoint
 EVALUATION = "evaluation_seconds"  # the key in the extra values of a checkpoint of the time that scoring took
 COUNTS = ("epoch", "finished", "epoch_visits", "epoch_rounds", SIMULATED)  # in a row of the history, beside the work
+SAMPLES, MOST_SAMPLED = 8, 64  # of a client, and clients, whose inputs a checkpoint knows
 DIVERGED = "diverged"  # the key in the extra values of a checkpoint that says when a method went non-finite
 
 
@@ -33,6 +35,7 @@ def origin_of(setting: Setting, method: str) -> dict[str, Any]:
         "hetperm": hetperm.__version__,
         "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
         "setting": _fingerprint(setting),
+        "inputs": _sampled(setting),
         **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
     }
 
@@ -53,7 +56,16 @@ def refusal(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     if was.get("setting") != ours["setting"]:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
+    if not _are_near(was.get("inputs"), ours["inputs"]):
+        return "its clients had other inputs; bring those back, or start another run with --out"
     return None
+
+
+def _are_near(was: Any, now: list[float]) -> bool:
+    """Whether numbers are the same but for what two machines make of the same preparation."""
+    if not isinstance(was, list) or len(was) != len(now) or not all([isinstance(x, float) for x in was]):
+        return False
+    return all([math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-3) for x, y in zip(was, now, strict=True)])
 
 
 def remedy(method: str) -> str:
@@ -142,8 +154,8 @@ def _are_scores(value: Any, setting: Setting, is_diverged: bool) -> bool:
 def _fingerprint(setting: Setting) -> str:
     """A hash of the clients and the model of a setting, which a configuration does not tell.
 
-    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine. Of
-    stored samples only their number counts: reading all of them may take an hour.
+    Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine; of
+    these `_sampled` says more. Of stored samples only their number counts: reading all of them may take an hour.
     """
     total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
     for client in setting.clients:
@@ -156,6 +168,19 @@ def _fingerprint(setting: Setting) -> str:
     if setting.presence.trace:
         total.update(repr(setting.presence.trace).encode())
     return total.hexdigest()
+
+
+def _sampled(setting: Setting) -> list[float]:
+    """A number of the first inputs of each of the first clients, which changes if their preparation does."""
+    found = []
+    for client in setting.clients[:MOST_SAMPLED] if setting.nodes is None else ():
+        if isinstance(client.train, Stored):  # its samples may be drawn anew when they are read
+            continue
+        x, _ = first(client.train, SAMPLES)
+        tensors = [one.detach().cpu().double().flatten() for one in tensors_of(x)]
+        # Weighted by place, because a change may keep the sum; the mean, because inputs may be many.
+        found += [float((one * torch.linspace(1, 2, len(one), dtype=one.dtype)).mean()) for one in tensors]
+    return found
 
 
 def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:

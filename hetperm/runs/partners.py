@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from hetperm.mixing import discrepancy
-from hetperm.report.contents import read_csv
+from hetperm.report.contents import read_clients
 from hetperm.report.tables import width_text
 from hetperm.runs import joined, server_file
-
-COLUMNS = ("tier", "width", "n_train")  # of clients.csv, which are shown
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,9 @@ def of(folder: str | Path, i: int) -> Partners:
     folder = Path(folder)
     if not (folder / "clients.csv").is_file():
         raise ValueError(f"{folder} holds no clients.csv; name the folder of a run that has ended")
-    clients = read_csv(folder / "clients.csv")
-    if clients and "seed" in clients[0]:
+    clients = read_clients(folder)
+    if "seed" in clients[0]:
         raise ValueError(f"{folder} holds several seeds; name the folder of one of them, such as {folder}/seed-0")
-    if not clients or any([column not in clients[0] for column in COLUMNS]):
-        raise ValueError(f"{folder}/clients.csv is no table of clients; copy it again from the run")
     if not 0 <= i < len(clients):
         raise ValueError(f"there is no client {i} in {folder}; it has clients 0 to {len(clients) - 1}")
     alpha = joined.read_alpha(folder)

@@ -15,8 +15,8 @@ from hetperm.config import Config
 from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.methods import METHODS
-from hetperm.metrics import Metric
-from hetperm.shards import Inputs, Shard, Stored, View, batches_of, first, known_labels, mapped, read
+from hetperm.metrics import ACCURACY, METRICS, Metric
+from hetperm.shards import Inputs, Shard, Stored, View, batches_of, first, known_labels, mapped, read, tensors_of
 from hetperm.texts import one_line, shown
 from submodels.norms import check_batch, has_batch_norm
 
@@ -84,10 +84,13 @@ def check_images(clients: Sequence[Client], config: Config) -> None:
 IGNORED = -100  # the label that cross-entropy leaves out
 
 
-def check_labels(clients: Sequence[Client], loss: Loss) -> None:
+def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
     """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
     if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
         return
+    for i, client in enumerate(clients):
+        for part, shard in (("validation", client.val), ("test", client.test)):
+            _check_scored(f"client {i}: of its {part} labels", None if shard is None else known_labels(shard), metric)
     classes: set[int] = set()
     for i, client in enumerate(clients):
         y = known_labels(client.train)
@@ -104,9 +107,22 @@ def check_labels(clients: Sequence[Client], loss: Loss) -> None:
         tested = [known_labels(client.test) for client in clients if client.test is not None]
         others = any([y is not None and bool(((y != only) & (y != IGNORED)).any()) for y in tested])
         outcome = (
-            "no model learns the others that are tested" if others else "every model is right, and nothing is learned"
+            "no model learns the others that are tested" if others else "models learn nothing but to give this answer"
         )
         log.warning("all training samples are of class %d: %s", only, outcome)
+
+
+def _check_scored(whose: str, y: Tensor | None, metric: Metric) -> None:
+    """Raise an error if cross-entropy leaves out labels that no model can be scored by."""
+    if y is None or y.is_floating_point():
+        return
+    left_out = int((y == IGNORED).sum())
+    # Accuracy would count them as wrong answers; of no label at all even the loss is no number.
+    if left_out and (left_out == y.numel() or metric is METRICS[ACCURACY]):
+        raise ValueError(
+            f"{whose} {left_out} of {y.numel()} are {IGNORED}, which cross-entropy leaves out and {metric.name} does "
+            "not; leave such samples out"
+        )
 
 
 def check_inputs(clients: Sequence[Client]) -> None:
@@ -122,7 +138,7 @@ def check_inputs(clients: Sequence[Client]) -> None:
         log.warning("all training samples are the same: nothing can be learned from them")
 
 
-def check_weights(model: nn.Module) -> None:
+def check_weights(model: nn.Module, remedy: str = "give fit a model with other weights") -> None:
     """Raise an error if a user's model has weights that cannot be copied or trained."""
     for name, p in model.named_parameters():
         if isinstance(p, nn.UninitializedParameter):
@@ -130,7 +146,7 @@ def check_weights(model: nn.Module) -> None:
         if not p.is_floating_point():
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
         if not p.is_meta and not p.isfinite().all():
-            raise ValueError(f"{name} of the model is not finite before training; give fit a model with other weights")
+            raise ValueError(f"{name} of the model is not finite before training; {remedy}")
 
 
 def rehearse(
@@ -144,8 +160,8 @@ def rehearse(
 ) -> Any:
     """Call a model, loss and metric on two samples, so that what does not fit fails before training.
 
-    The model is left as it was, and no random number is drawn from the global generator. What the model returned is
-    returned: a tensor, or an object with logits.
+    The model and the data are left as they were, and no random number is drawn from the global generator. What the
+    model returned is returned: a tensor, or an object with logits.
 
     Args:
         remedy: the end of an error's sentence.
@@ -158,11 +174,12 @@ def rehearse(
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
-            outputs = tried("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), about(x), remedy)
+            outputs = harmless("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), about(x), remedy)
             if not isinstance(outputs, Tensor):
                 raise ValueError(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
                 )
+            _check_single(model, x, outputs)
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
@@ -179,6 +196,9 @@ def rehearse(
             for i in _of_other_shapes(clients):
                 x, _ = at_model(model, _two_samples(i, clients[i]))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {about(x)}", remedy)
+            for i, part in _scored_datasets(clients):
+                x, _ = at_model(model, _two_samples(i, clients[i], part))
+                tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {part} {about(x)}", remedy)
     finally:
         for part, training in modes:
             part.training = training
@@ -220,6 +240,12 @@ def _of_other_shapes(clients: Sequence[Client]) -> list[int]:
     return [shapes.index(shape) for shape in dict.fromkeys(shapes) if shape not in (None, shapes[0])]
 
 
+def _scored_datasets(clients: Sequence[Client]) -> list[tuple[int, str]]:
+    """(client, "val" or "test") of all that are Datasets, which nothing else reads before they are scored."""
+    parts = [(i, part) for i in range(len(clients)) for part in ("val", "test")]
+    return [(i, part) for i, part in parts if isinstance(getattr(clients[i], part), Stored)]
+
+
 def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
     """The model, noting what it returns."""
 
@@ -230,15 +256,32 @@ def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
     return run
 
 
-def _two_samples(i: int, client: Client) -> tuple[Inputs, Tensor]:
-    """The first samples of client i, read as they will be in training."""
+def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
+    """Raise an error if the outputs for one sample are not shaped as those for two: the last batch may have one."""
+    one = mapped(lambda one: one[:1], x)
     try:
-        return read(first(client.train, 2))
+        alone = outputs_of(model, one)
+    except Exception:  # a user's code can raise anything, and some models take no single sample
+        return
+    if isinstance(alone, Tensor) and len(outputs) == 2 and alone.shape != (1, *outputs.shape[1:]):
+        raise ValueError(
+            f"the model gives outputs of shape {tuple(alone.shape)} for one sample and {tuple(outputs.shape)} for two; "
+            f"they must have shape {(1, *outputs.shape[1:])}, so squeeze no axis but those that are meant"
+        )
+
+
+def _two_samples(i: int, client: Client, part: str = "train") -> tuple[Inputs, Tensor]:
+    """Copies of the first samples of client i, read as they will be in training, or of its "val" or "test" data."""
+    shard = getattr(client, part)
+    try:
+        x, y = read(first(shard, 2))
+        return mapped(torch.clone, x), y.clone()
     except Exception as error:  # a Dataset and its collate are a user's code
-        if not isinstance(client.train, Stored):
+        if not isinstance(shard, Stored):
             raise
+        which = "" if part == "train" else f"{part} "
         reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the Dataset of client {i} cannot be read ({reason})") from error
+        raise ValueError(f"the {which}Dataset of client {i} cannot be read ({reason})") from error
 
 
 def _augmented(augment: Augment, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
@@ -266,12 +309,31 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
         raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
 
 
+def harmless(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
+    """What a user's function returns, as `tried` does; an error also if it changes in place what it is given."""
+    given = tensors_of(args)
+    before = [(x._version, x.detach().clone()) for x in given]
+    value = tried(noun, function, args, what, remedy)
+    # In scores and reports these are a client's own samples: a change would stay, and add up.
+    if any([x._version != version or _differ(x, old) for x, (version, old) in zip(given, before, strict=True)]):
+        raise ValueError(
+            f"the {noun} changes in place what it is given, which are the samples of a client; let it work on a copy, "
+            "such as x.clone()"
+        )
+    return value
+
+
+def _differ(x: Tensor, old: Tensor) -> bool:
+    return x.shape != old.shape or bool(((x != old) & (old == old)).any())
+
+
 def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor], what: str, remedy: str = FIT) -> Any:
     """What a loss or metric returns; an error also if it compares every output with every label."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        value = tried(noun, function, args, what, remedy)
+        value = harmless(noun, function, args, what, remedy)
         of_all_pairs = _compares_all_pairs(function, *args)
+        _warn_of_sums(noun, function, args)
     if of_all_pairs or any(["target size" in str(one.message) for one in heard]):
         raise ValueError(
             f"the {noun} compares every output with every label ({what}); give labels of shape "
@@ -280,6 +342,24 @@ def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor],
     for one in heard:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return value
+
+
+def _warn_of_sums(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor]) -> None:
+    """Warn if a function gives twice as much for every sample twice: a mean over the batch would not."""
+    args = args[0].detach(), args[1]
+    try:
+        torch.manual_seed(0)
+        once = float(function(*args))
+        torch.manual_seed(0)
+        twice = float(function(*[torch.cat([x, x]) for x in args]))
+    except Exception:  # a user's code can raise anything, and the batch is none of a client
+        return
+    if once and math.isclose(twice, 2 * once, rel_tol=1e-3):
+        log.warning(
+            "the %s is twice as large for a batch of every sample twice; it must be the mean over samples, or steps "
+            "and figures depend on the size of batches",
+            noun,
+        )
 
 
 def _compares_all_pairs(function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> bool:
@@ -302,8 +382,8 @@ def _compares_all_pairs(function: Callable[..., Any], outputs: Tensor, labels: T
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
     """Raise an error if a client has a label that is no output of the model, or trains on one that it masks."""
     for i, client in enumerate(clients):
-        for part, shard in (("", client.train), ("validation ", client.val), ("test ", client.test)):
-            y = torch.empty(0) if shard is None else _labels_at_hand(i, client, shard)
+        for part, name in (("", "train"), ("validation ", "val"), ("test ", "test")):
+            y = torch.empty(0) if getattr(client, name) is None else _labels_at_hand(i, client, name)
             if y.is_floating_point() or y.dim() != 1:
                 continue
             wrong = [label for label in y.unique().tolist() if label != IGNORED and not 0 <= label < outputs]
@@ -318,7 +398,7 @@ def _check_range(clients: Sequence[Client], outputs: int) -> None:
             raise ValueError(
                 f"client {i}: classes has {len(client.classes)} values and the model has {outputs} outputs; one each"
             )
-        y = _labels_at_hand(i, client, client.train)
+        y = _labels_at_hand(i, client, "train")
         masked = [] if y.is_floating_point() else [k for k in y.unique().tolist() if k >= 0 and not client.classes[k]]
         if masked:
             raise ValueError(
@@ -326,9 +406,7 @@ def _check_range(clients: Sequence[Client], outputs: int) -> None:
             )
 
 
-def _labels_at_hand(i: int, client: Client, shard: Shard) -> Tensor:
+def _labels_at_hand(i: int, client: Client, part: str) -> Tensor:
     """The labels of a shard, or those of two samples: to read a Dataset for its labels may take an hour."""
-    known = known_labels(shard)
-    if known is not None:
-        return known
-    return _two_samples(i, client)[1] if shard is client.train else read(first(shard, 2))[1]
+    known = known_labels(getattr(client, part))
+    return _two_samples(i, client, part)[1] if known is None else known

@@ -11,6 +11,7 @@ from hetperm.runs.evaluate import evaluate, summarise
 from hetperm.runs.scoring import LABELS, Wanted, with_fewer
 from hetperm.runs.setting import Setting
 from hetperm.shards import parts
+from hetperm.texts import one_line
 from submodels.norms import recalibrate
 
 One = tuple[float, float]  # the loss and the score of a client
@@ -68,8 +69,10 @@ def scores(
         for k, i, params, part in rows:
             try:
                 found.append(score_one(shop, metric, scored[k][i], params, widths[i], part))
-            except ValueError as error:  # stored samples are read only now
-                raise ValueError(f"{where}: client {i}: {part}: {error}") from error
+            # Stored samples are read only now, and models, losses and metrics are a user's code.
+            except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+                reason = one_line(str(error)) or type(error).__name__
+                raise ValueError(f"{where}: client {i}: {part}: {reason}") from error
     tables = [([math.nan] * len(clients), [math.nan] * len(clients)) for _ in wanted]
     for (k, i, _, part), one in zip(rows, found, strict=True):
         if one is None:

@@ -204,6 +204,7 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     sizes = {name: getattr(problem, name) for name in ("in_channels", "num_classes", "image_size")}
     model = placed(build(config, sizes), config)
     loss, metric = problem.loss or F.cross_entropy, metric_of(config.metric or problem.metric)
+    rehearsal.check_weights(model, remedy="--model must build one with other weights")
     remedy = f"{problem.name} does not go with --model {config.model} and --metric {metric.name}; change one of them"
     rehearsal.rehearse(model, problem.clients, loss, metric, remedy=remedy)
     tiers, assigned, scalable = _tiers_for(config, tiers, model, problem)
@@ -337,7 +338,7 @@ def _setting(
     model, device = shop.full.module, device_of(config.device)
     clients = tuple(_numbered(clients))
     rehearsal.check_samples(clients, model, config)
-    rehearsal.check_labels(clients, shop.loss)
+    rehearsal.check_labels(clients, shop.loss, metric)
     rehearsal.check_inputs(clients)
     rehearsal.check_images(clients, config)
     if not shop.full.slots:
