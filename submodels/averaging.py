@@ -60,9 +60,9 @@ def _checked(updates: Iterable[Update], w: Mapping[str, Tensor]) -> list[Update]
             raise TypeError(f"an update is {shown(update)}; it must be (tensors, an index set or WHOLE, a weight)")
         tensors, _, weight = update
         number = isinstance(weight, Real) or (isinstance(weight, Tensor) and weight.dim() == 0 and weight.isreal())
-        if not number or isinstance(weight, bool) or not 0 <= weight <= _LARGEST:
+        if not number or isinstance(weight, bool) or not (weight == 0 or 1 / _LARGEST <= weight <= _LARGEST):
             raise ValueError(
-                f"the weight of an update is {shown(weight)}; it must be a finite number, zero or more (up to 1e30)"
+                f"the weight of an update is {shown(weight)}; it must be zero, or a finite number from 1e-30 to 1e30"
             )
         unknown = next((name for name in tensors if name not in w), None)
         if unknown is not None:
@@ -128,6 +128,10 @@ def _term(name: str, update: Update, vote: Tensor | None, like: Tensor) -> tuple
     part = part if weight == 1 else part * p
     if vote is None:
         return part, p
+    if len(vote) != len(part):
+        raise ValueError(
+            f"rows names {name!r}: an update has {len(part)} of its {len(vote)} rows; name what is not cut"
+        )
     vote = vote.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
     return torch.where(vote, part, 0), torch.where(vote, p, 0)  # not a product: a masked value may be NaN
 

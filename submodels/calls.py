@@ -42,8 +42,13 @@ class Examples:
     outputs: Callable[[Any], Any] | None = None
 
     def whole(self, out: Any) -> list[Tensor]:
-        """The tensors among a model's answer that must stay as they are at every width."""
-        return list(tensors_in(out if self.outputs is None else self.outputs(out)))
+        """The tensors among a model's answer that must stay as they are at every width; it has some."""
+        kept = out if self.outputs is None else self.outputs(out)
+        found = list(tensors_in(kept))
+        if not found:
+            which = "the model returns" if self.outputs is None else "outputs= gives"
+            raise ValueError(f"{which} {shown(kept)}, which holds no tensor that could be kept whole")
+        return found
 
     def rest(self, out: Any) -> list[Tensor]:
         """The other tensors it returned: states, caches."""

@@ -104,9 +104,7 @@ class IndexSet:
 
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` with the kept part overwritten by ``tensor``, or with ``accumulate`` increased by it."""
-        plan = self._plan(name, into)
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != plan.part:
-            raise ValueError(f"{name} {_shape(tensor)}; this index set keeps a part of shape {plan.part}")
+        plan = self.check_part(name, into, tensor)
         if plan.blocks is None:
             return _scatter_indexed(plan.indexed, into, tensor.to(into.dtype), accumulate)
         for whole, part in plan.blocks:
@@ -115,6 +113,15 @@ class IndexSet:
             else:
                 into[whole] = tensor[part]
         return into
+
+    def check_part(self, name: str, into: Tensor, tensor: Tensor) -> "_Plan":
+        """Raise an error unless ``tensor`` is what this index set keeps of a tensor like ``into``; else how it lies."""
+        plan = self._plan(name, into)
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != plan.part:
+            raise ValueError(f"{name} {_shape(tensor)}; this index set keeps a part of shape {plan.part}")
+        if tensor.is_floating_point() and not (into.is_floating_point() or into.is_complex()):
+            raise ValueError(f"{name} is {tensor.dtype} and goes into {into.dtype}, which would cut off its decimals")
+        return plan
 
     def mask(self, name: str) -> Tensor:
         """True where the sub-model has the coordinate; bool, of the whole tensor's shape."""
@@ -137,6 +144,11 @@ class IndexSet:
     def compose(self, inner: "IndexSet") -> "IndexSet":
         """The index set of a sub-model of this sub-model, seen from outside."""
         _check(inner)
+        if inner.sizes != self.counts:
+            raise ValueError(
+                f"the inner index set is of models of {inner.sizes} channels and this one keeps {self.counts}; compose "
+                "it with one of its own sub-models"
+            )
         kept = tuple(outer[index] for outer, index in zip(self.kept, inner.kept, strict=True))
         return IndexSet(self.axis_map, kept, self.sizes)
 
@@ -248,10 +260,14 @@ class Whole:
         """The tensor itself."""
         return tensor
 
-    def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
-        """``into`` overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+    def check_part(self, name: str, into: Tensor, tensor: Tensor) -> None:
+        """Raise an error unless both tensors have one shape."""
         if not isinstance(into, Tensor) or not isinstance(tensor, Tensor) or into.shape != tensor.shape:
             raise ValueError(f"{shown(name)} {_shape(into)} and its new value {_shape(tensor)}; give two of one shape")
+
+    def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
+        """``into`` overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        self.check_part(name, into, tensor)
         return into.add_(tensor) if accumulate else into.copy_(tensor)
 
 

@@ -334,6 +334,13 @@ def _cut(model: nn.Module, template: Template, index: IndexSet) -> nn.Module:
 @torch.no_grad()
 def _write(sub: Submodel, into: nn.Module, index: IndexSet) -> None:
     targets = dict(named_tensors(into))
-    for name, x in named_tensors(sub.module):
-        if holds_weights(x) and name not in sub.axis_map.statistics:
-            index.scatter_(name, targets[name], x)
+    written = [(name, x) for name, x in named_tensors(sub.module) if name not in sub.axis_map.statistics]
+    written = [(name, x) for name, x in written if holds_weights(x)]
+    # All are held against the model first, so that it is written to whole or not at all.
+    for name, x in written:
+        if name not in targets or x.is_meta:
+            wrong = "holds no numbers" if x.is_meta else "is not in the model"
+            raise ValueError(f"{name!r} of the sub-model {wrong}; write back what `extract` returned, trained")
+        index.check_part(name, targets[name], x)
+    for name, x in written:
+        index.scatter_(name, targets[name], x)

@@ -217,6 +217,29 @@ WRONG_INPUTS = {
 }
 
 
+def test_a_sub_model_that_does_not_fit_is_not_written_in_part():
+    scalable = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(1, 4))
+    before = {name: x.clone() for name, x in scalable.tensors().items()}
+
+    def larger(sub) -> None:
+        sub.module[2] = nn.Linear(4, 5)
+
+    def longer(sub) -> None:
+        sub.module.append(nn.Linear(3, 3))
+
+    def hollow(sub) -> None:
+        sub.module[2].to("meta")
+
+    for change, word in ((larger, "shape"), (longer, "'3.weight'"), (hollow, "holds no numbers")):
+        sub = scalable.extract(0.5)
+        with torch.no_grad():
+            sub.module[0].weight.zero_()
+        change(sub)
+        _refused(ValueError, lambda sub=sub: scalable.write(sub), word)
+        for name, x in scalable.tensors().items():
+            assert torch.equal(x, before[name])
+
+
 @pytest.mark.parametrize(("inputs", "kwargs"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
 def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs):
     for act in (ScalableModel, AxisMap.trace):
@@ -287,6 +310,31 @@ def test_example_inputs_that_the_model_does_not_take_are_refused(inputs, kwargs)
         (lambda s, x: s.index(0.5).overlap(x), TypeError, "is no index set; give that of a sub-model"),
         (lambda s, x: s.index(0.5).compose(None), TypeError, "None is no index set"),
         (lambda s, x: s.index(0.5).within(None), TypeError, "None is no index set"),
+        (lambda s, x: s.index(0.5).compose(s.index(1.0)), ValueError, "compose it with one of its own sub-models"),
+        (
+            lambda s, x: s.index(0.5).scatter_("0.bias", torch.ones(8, dtype=torch.long), torch.ones(4)),
+            ValueError,
+            "0.bias is torch.float32 and goes into torch.int64, which would cut off its decimals",
+        ),
+        (
+            lambda s, x: average(s.tensors(), [(s.tensors(), WHOLE, 1e-46)]),
+            ValueError,
+            "the weight of an update is 1e-46; it must be zero, or a finite number from 1e-30 to 1e30",
+        ),
+        (
+            lambda s, x: average(
+                s.tensors(),
+                [(s.extract(0.5).tensors(), s.index(0.5), 1.0)],
+                rows={"0.weight": torch.ones(8, dtype=torch.bool)},
+            ),
+            ValueError,
+            "rows names '0.weight': an update has 4 of its 8 rows; name what is not cut",
+        ),
+        (
+            lambda s, x: ScalableModel(s.model, x, outputs=lambda out: None),
+            ValueError,
+            "outputs= gives None, which holds no tensor that could be kept whole",
+        ),
         (lambda s, x: average(x, []), TypeError, "w is tensor.*; it must be a table from names to tensors"),
         (lambda s, x: average(s.tensors(), [], rows=[3]), TypeError, r"rows is \[3\]; it must be a table"),
         (lambda s, x: average(s.tensors(), x), TypeError, "updates is tensor.*; it must be a list of"),

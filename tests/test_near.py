@@ -49,6 +49,21 @@ def test_sparse_weights_are_the_dense_ones_to_the_bit(seed, N, groups, share, re
             assert same(mixing.sparse_weights(zeta, x["q"], x["n"], **options), whole)
 
 
+def test_a_client_beyond_the_first_bound_is_found_when_the_level_rises_above_it():
+    """Ten partners at 1.33 raise the level of client 0 from 1.4 to 2.61; one at 2.38 lay beyond 1.25 times 1.4."""
+    q = torch.ones(12, dtype=torch.float64)
+    D = torch.zeros(12, 12, dtype=torch.float64)
+    D[0, 1:11] = D[1:11, 0] = 1.33
+    D[11, :11] = D[:11, 11] = 2.38
+    zeta = D + q + q[:, None]
+    zeta.fill_diagonal_(0.0)
+    alpha = mixing.sparse_weights(zeta, q, torch.ones(12), share=0.7).to_dense()[0]
+    height = 1.4 + (10 * 1.33 + 2.38) / 12  # with all twelve below it
+    expected = (height - D[0]).clamp_min(0)
+    torch.testing.assert_close(alpha, expected / expected.sum())
+    assert alpha[11] > 0
+
+
 def test_relabelling_very_many_clients_relabels_their_weights_to_the_bit(monkeypatch):
     monkeypatch.setattr(discrepancy, "BLOCK", 7)
     x, order = problem(1, 40, 4), torch.randperm(40, generator=torch.Generator().manual_seed(0))
