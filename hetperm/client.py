@@ -121,6 +121,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+MOST_STORED = 2**28  # samples of a Dataset, of which as many numbers are drawn for every visit
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
 _OF_SEVERAL = (*_DTYPES, torch.int32, torch.bool)  # of several inputs some may be masks or positions
 
@@ -163,6 +164,8 @@ _EMPTY = "is empty; a client needs at least one training sample, and None stands
 
 def _fault_of_stored(shard: Stored) -> str | None:
     try:
+        if shard.size > MOST_STORED:
+            return f"has {shard.size:,} samples by its __len__; it must have at most {MOST_STORED:,}"
         return None if shard.size else _EMPTY
     except Exception:  # a Dataset is a user's code
         return f"is a {type(shard.dataset).__name__} without a length; give it a __len__, the number of its samples"

@@ -91,13 +91,18 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
     """The share of samples whose largest logit is that of their true class.
 
     Args:
-        logits: (n, num_classes).
-        y: (n,) classes.
+        logits: (n, num_classes), or (n, num_classes, ...) for a class at every place.
+        y: (n,) classes, or (n, ...).
 
     Example:
         >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
         tensor(0.5000)
     """
+    if logits.dim() < 2 or y.shape != (len(logits), *logits.shape[2:]) or y.is_floating_point():
+        raise ValueError(
+            f"accuracy is for outputs (n, classes) and whole numbers (n,), and these are {tuple(logits.shape)} and "
+            f"{tuple(y.shape)}, {y.dtype}; name another metric, such as mae, or give a function"
+        )
     return (logits.argmax(1) == y).float().mean()
 
 
@@ -133,6 +138,10 @@ def dice(outputs: Tensor, y: Tensor) -> Tensor:
     if said.shape != true.shape:
         raise ValueError(f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(y.shape)} cannot be compared")
     kinds = torch.arange(1, 2 if two else outputs.shape[1], device=outputs.device).view(-1, *[1] * said.dim())
+    classes = 2 if two else outputs.shape[1]
+    if true.numel() and not 0 <= int(true.min()) <= int(true.max()) < classes:
+        wrong = int(true.min()) if int(true.min()) < 0 else int(true.max())
+        raise ValueError(f"labels hold {wrong} and dice is for classes 0 to {classes - 1}; leave out or rename others")
     # (classes, n, ...): where each class is said to be, and where it is.
     said, true = ((regions == kinds).flatten(2).float() for regions in (said, true))
     sizes = said.sum(2) + true.sum(2)

@@ -328,6 +328,42 @@ def test_data_are_left_as_they_were_by_what_works_in_place():
         assert torch.equal(pair[0], old[0]) and torch.equal(pair[1], old[1])
 
 
+def test_one_output_is_not_scored_by_accuracy():
+    x, y = shard(20)
+    clients = [Client((x, y.float()), test=(x, y.float()))]
+    config = Config(steps=40, epochs=1, baselines=(), quiet=True)
+
+    def loss(out, y):
+        return F.binary_cross_entropy_with_logits(out.squeeze(1), y.float())
+
+    for labels in (y, y.float()):
+        clients = [Client((x, labels), test=(x, labels))]
+        with pytest.raises(ValueError, match="accuracy.*name another metric, such as mae, or give a function"):
+            fit(nn.Linear(3, 1), clients, config, loss=loss)
+    fit(nn.Linear(3, 1), clients, config, loss=loss, metric=lambda out, y: ((out.squeeze(1) > 0) == y).float().mean())
+
+
+def test_what_no_score_can_tell_is_warned_about(caplog):
+    x, y = shard(20)
+    config = Config(steps=40, epochs=1, baselines=(), quiet=True)
+    third = torch.where(torch.arange(20) < 3, 2, y)
+    fit(nn.Linear(3, 3), [Client((x, y), test=(x, y)), Client((x, y), test=(x, y))], config)
+    assert "test data" not in caplog.text and "is scored on class" not in caplog.text
+    fit(nn.Linear(3, 3), [Client((x, y), test=(x, third)), Client((x, y))], config)
+    assert "test data hold class 2, which no client trains on (1 such classes)" in caplog.text
+    assert "1 of 2 clients have no test data and are in no score (the first is client 1)" in caplog.text
+    caplog.clear()
+    mask = torch.tensor([True, True, False])
+    fit(nn.Linear(3, 3), [Client((x, y), test=(x, third), classes=mask), Client((x, third))], config)
+    assert "client 0 is scored on class 2, which its classes leave out, so that it cannot be right" in caplog.text
+
+
+def test_a_budget_that_reports_alone_would_use_up_is_refused(train):
+    status, said, written = train("--steps 4 --warmup-rounds 0 --local-steps 1 --batch-size 2")
+    assert (status, written) == (2, [])
+    assert "perm: a budget of 4 steps a client, and to report gradients takes 10; raise --steps" in said
+
+
 @pytest.mark.parametrize(("part", "word"), [("val", "validation"), ("test", "test")])
 def test_labels_that_cross_entropy_leaves_out_are_not_scored(part, word):
     config = Config(steps=40, epochs=1, baselines=(), quiet=True)

@@ -131,9 +131,10 @@ def test_writer_and_natural_and_no_partition_say_the_same(write):
                        for x, y in zip(getattr(a, part), getattr(b, part)))  # fmt: skip
 
 
-def test_split_says_nothing_about_natural_clients(write):
+def test_split_says_nothing_about_natural_clients(write, caplog):
     arrays = windows()
     plain, split = (read(write(**arrays, **more)) for more in ({}, {"split": np.arange(240) % 2}))
+    assert "split is not used, because natural divides what each user has by position" in caplog.text
     assert [client.n_train for client in plain.clients] == [client.n_train for client in split.clients] == [33] * 4
 
 
@@ -306,6 +307,14 @@ def test_a_column_whose_digits_float32_would_lose_is_named(write, caplog):
     caplog.clear()
     read(write(x=windows, y=y), "iid", 2)
     assert "the values of channel 0 of x" in caplog.text and "(2 of them)" in caplog.text
+
+
+def test_labels_with_gaps_are_named(write, caplog):
+    x = np.zeros((40, 3), dtype=np.float32)
+    read(write(x=x, y=np.arange(40) % 2 * 3), "iid", 2)
+    assert caplog.text == ""
+    read(write(x=x, y=np.arange(40) % 2 * 999), "iid", 2)
+    assert "2 of 1000 classes up to the largest label occur; number them from 0" in caplog.text
 
 
 def test_an_array_whose_name_is_misspelt_is_named(write, caplog):

@@ -114,6 +114,12 @@ def test_leafs_own_test_folder_is_kept(tmp_path):
     assert [client.n_val for client in read(tmp_path, validation_share=0.2).clients] == [44, 44]
 
 
+def test_a_role_that_comes_twice_is_refused(tmp_path):
+    (tmp_path / "plays.json").write_text('{"HAMLET": "To be", "GHOST": "I am", "HAMLET": "or not to be"}')
+    with pytest.raises(ValueError, match=r"plays.json is not LEAF json \('HAMLET' comes twice\)"):
+        load(f"leaf:{tmp_path / 'plays.json'}", num_clients=2, partition="natural", seed=0)
+
+
 def test_images_and_texts_do_not_mix(tmp_path):
     images = {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.0] * 4], "y": [0]}}}
     for part, content in (("train", leaf_layout({"H": words(300)})), ("test", images)):

@@ -119,7 +119,9 @@ def test_what_a_rival_did_before_it_diverged_is_kept():
 
 def test_a_rival_that_has_no_good_epoch_at_all_has_its_line():
     clients = line_clients()
-    result = fit(nn.Linear(3, 1), clients, own(baselines=("perm-two-stage",), rivals=warm(1e38)), loss=F.mse_loss)
+    result = fit(
+        nn.Linear(3, 1), clients, own(baselines=("perm-two-stage",), rivals=warm(1e38)), loss=F.mse_loss, metric="mae"
+    )
     assert result.summary["baselines"]["perm-two-stage"]["diverged"] == "diverged before epoch 1"
     assert result.baselines["perm-two-stage"].history == ()
 

@@ -291,7 +291,7 @@ BAD = [
         "all labels of train are -100, which cross-entropy leaves out",
     ),
     ("RUN --data number.npz --width 1", "number.npz: x is one number; it must hold a row for each sample"),
-    ("RUN --data large.npz --width 1", "large.npz: x holds 1e+300, beyond float32; normalise it like the data of the"),
+    ("RUN --data large.npz --width 1", "large.npz: x holds 1e+300, beyond 1e+30; normalise it like the data of the"),
     ("RUN --data huge.npz --width 1", "huge.npz: y holds 18446744073709551615, which is no class"),
     ("--data d.npz", "which run?"),
 ]
@@ -598,6 +598,13 @@ def test_what_join_cannot_use_is_refused_in_one_sentence(changes, kind, sentence
     with pytest.raises(kind, match=f"^{re.escape(sentence)}") as caught:
         join.join(folder, newcomer(), **{"model": model} | changes)
     assert "\n" not in str(caught.value) and not joined.read(folder)
+
+
+def test_another_metric_than_that_of_the_run_is_refused(of_fit):
+    folder, model = of_fit
+    with pytest.raises(ValueError, match=r"was scored by 'accuracy' and metric is 'perplexity'; give the run's$"):
+        join.join(folder, newcomer(), model=model, metric="perplexity")
+    assert not joined.read(folder)
 
 
 def test_inputs_of_another_kind_than_those_of_the_run_are_refused(of_fit):

@@ -114,7 +114,10 @@ def test_what_is_right_is_taken(call):
     ("act", "sentence"),
     [
         (lambda: average(W, [(PART, INDEX, 10**400)]), "the weight of an update is 1000"),
-        (lambda: average(W, [(PART, INDEX, True)]), "the weight of an update is True; it must be a finite number"),
+        (
+            lambda: average(W, [(PART, INDEX, True)]),
+            "the weight of an update is True; it must be zero, or a finite number",
+        ),
         (lambda: load_saved(device=0), "the device is 0; it must be a name such as 'cpu'"),
         (lambda: load_saved(device="nowhere"), "device 'nowhere' is not there; use 'auto' or 'cpu'"),
         (lambda: load_client("a" * 10**4, 0), "no name in a path may be longer than 255 bytes"),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hetperm import Client, Config, fit
-from hetperm.metrics import METRICS, Metric, absolute_error, dice, metric_of
+from hetperm.metrics import METRICS, Metric, absolute_error, accuracy, dice, metric_of
 from hetperm.report import tables
 from hetperm.report.contents import read
 from hetperm.report.grid import markdown
@@ -21,6 +21,40 @@ from hetperm.runs.summary import aggregate
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 # By hand
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y"),
+    [
+        (torch.rand(4, 1), torch.ones(4, 1)),
+        (torch.rand(4, 3), torch.zeros(4)),
+        (torch.rand(4, 3), torch.zeros(4, 1, dtype=torch.long)),
+        (torch.rand(4, 4), torch.zeros(4, 4, dtype=torch.long)),
+        (torch.rand(4), torch.zeros(4, dtype=torch.long)),
+        (torch.rand(4, 1, 2, 2), torch.zeros(4, 1, 2, 2, dtype=torch.long)),
+    ],
+)
+def test_accuracy_is_refused_where_it_means_nothing(outputs, y):
+    with pytest.raises(ValueError, match=r"accuracy is for outputs .* name another metric, such as mae"):
+        accuracy(outputs, y)
+
+
+def test_accuracy_of_every_place():
+    outputs = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image of two places: class 0, then class 1
+    assert accuracy(outputs, torch.tensor([[0, 0]])) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y", "wrong"),
+    [
+        (torch.rand(1, 2, 3), torch.tensor([[0, 1, -100]]), "-100 and dice is for classes 0 to 1"),
+        (torch.rand(1, 1, 3), torch.tensor([[0, 255, 0]]), "255 and dice is for classes 0 to 1"),
+        (torch.rand(1, 3, 3), torch.tensor([[0, 3, 0]]), "3 and dice is for classes 0 to 2"),
+    ],
+)
+def test_dice_refuses_labels_that_are_no_classes(outputs, y, wrong):
+    with pytest.raises(ValueError, match=f"labels hold {wrong}"):
+        dice(outputs, y)
 
 
 def test_absolute_error_by_hand_and_never_over_all_pairs():

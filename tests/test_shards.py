@@ -205,6 +205,43 @@ def test_bad_shards_are_refused_in_one_sentence(fields, message):
         Client(**fields, key=7)
 
 
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_a_dataset_that_cannot_be_read_is_named_with_client_and_sample(part):
+    bad = [(X[k], int(Y[k]) % 3) if k != 9 else None for k in range(len(X))]
+
+    class Spoiled(Dataset):
+        def __init__(self, first):
+            self.first = first
+
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, row):
+            return bad[self.first + row]
+
+    pair = (X, Y % 3)
+    config = Config(epochs=1, steps=0, warmup_rounds=1, baselines=())
+    clients = [Client(pair), Client(**{"train": pair, part: Spoiled(8)})]
+    word = "" if part == "train" else f"{part} "
+    with pytest.raises(ValueError, match=rf"the {word}Dataset of client 1 cannot be read \(sample 1, which is None,"):
+        fit(nn.Linear(2, 3), clients, config)
+    clients = [Client(pair), Client(**{"train": pair, part: Spoiled(6)})]
+    with pytest.raises((ValueError, RuntimeError), match=r"client 1: .*sample 3, which is None, of the Dataset cannot"):
+        fit(nn.Linear(2, 3), clients, config.override(eval_every=1))
+
+
+def test_a_dataset_without_end_is_refused():
+    class Endless(Dataset):
+        def __len__(self):
+            return 10**18
+
+        def __getitem__(self, row):
+            return X[0], 0
+
+    with pytest.raises(ValueError, match="train has 1,000,000,000,000,000,000 samples by its __len__; it must have at"):
+        Client(Endless())
+
+
 @pytest.mark.parametrize(
     ("sample", "collate", "message"),
     [

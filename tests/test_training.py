@@ -179,7 +179,8 @@ def test_a_checkpoint_of_another_origin_says_what_is_other():
         f"hetperm 0.0 wrote it and this is {ours['hetperm']}; go on with that version": {"hetperm": "0.0"},
         "epochs was 5 and is now 4; set it back": {"config": ours["config"] | {"epochs": 5}},
         "it has other clients, labels or another model": {"setting": "another"},
-        "its clients had other inputs; bring those back": {"inputs": [x + 0.1 for x in ours["inputs"]]},
+        "it has another loss, metric or augment; bring": {"functions": ["cross_entropy", "accuracy", "<lambda>"]},
+        "its clients or its model began with other numbers; bring": {"inputs": [x + 0.1 for x in ours["inputs"]]},
     }
     assert origin.refusal(ours, ours) is None
     for sentence, change in others.items():
@@ -191,7 +192,7 @@ def test_inputs_that_were_prepared_otherwise_are_noticed_and_rounding_is_not():
     first, *others = setting.clients
     x, y = first.train
     ours = origin.origin_of(setting, "perm")
-    assert len(ours["inputs"]) == len(setting.clients)
+    assert len(ours["inputs"]) == len(setting.start) + len(setting.clients)
     for change, noticed in ((x.flip(0), True), (x * 1.01, True), (x + 0.01, True), (x * (1 + 1e-6), False)):
         other = replace(setting, clients=(replace(first, train=(change, y)), *others))
         assert bool(origin.refusal(origin.origin_of(other, "perm"), ours)) == noticed

@@ -160,6 +160,7 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     if not _holds_folders(folder):
         raise FileNotFoundError(f"{folder} holds no class folders; images are looked for in {folder / 'CLASS'}")
     classes = _folders(folder)
+    _warn_of_strays(folder)
     count = itertools.count(1)
     images = [_images(folder / name, count) for name in classes]
     if not any(images):
@@ -169,6 +170,16 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
             raise FileNotFoundError(f"{folder / name} holds no images; remove this class or add some")
     y = [k for k, paths in enumerate(images) for _ in paths]
     return classes, tuple(itertools.chain(*images)), torch.tensor(y)
+
+
+def _warn_of_strays(folder: Path) -> None:
+    """Warn of images beside the folders of classes: they are of no class, and are not read."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    with os.scandir(folder) as entries:
+        strays = [entry.name for entry in entries if entry.name.lower().endswith(IMG_EXTENSIONS)]
+    if strays:
+        log.warning("%s: %d images lie beside the folders of classes and are not read", folder, len(strays))
 
 
 def _images(folder: Path, count: Iterator[int]) -> list[str]:

@@ -103,7 +103,7 @@ def _users(path: Path) -> dict[str, Samples | Text]:
 def _contents(file: Path) -> Iterator[tuple[str, Samples | Text]]:
     """The users of one file who have samples."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), object_pairs_hook=_table)
         if _is_plain(content):
             yield from ((role, Text.of(words)) for role, words in content.items() if words)
             return
@@ -124,6 +124,15 @@ def _contents(file: Path) -> Iterator[tuple[str, Samples | Text]]:
         if x or y:
             where = f"{file}: user {user!r}"
             yield user, _stretches(x, y, where=where) if _are_texts(x) else _samples(x, y, where=where)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of a JSON file, in which no key comes twice: all but the last would be lost."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} comes twice")
+    return table
 
 
 def _is_plain(content: Any) -> bool:

@@ -69,6 +69,8 @@ def read(path: Path, *, natural: bool, validation_share: float) -> Source:
     contents = _contents(path)
     samples, val, test = contents.samples, None, None
     if natural and samples.writer is not None:
+        if contents.test is not None:
+            log.warning("%s: split is not used, because natural divides what each user has by position", path)
         gap = 0 if contents.are_images else 1
         pool = by_position(samples.y, samples.writer, validation_share=validation_share, gap=gap)
         samples, val, test = (contents.samples.take((pool == k).nonzero().squeeze(1)) for k in range(3))
@@ -240,7 +242,9 @@ def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:
         raise ValueError(
             f"{path}: y has the label {y.max()}; number the classes from 0, at most {MOST_CLASSES} of them"
         )
-    num_classes = int(y.max()) + 1
+    num_classes, occur = int(y.max()) + 1, len(np.unique(y))
+    if "classes" not in arrays and occur < num_classes / 2:
+        log.warning("%s: %d of %d classes up to the largest label occur; number them from 0", path, occur, num_classes)
     if "classes" in arrays:
         names, num_classes = arrays["classes"], _class_count(arrays["classes"])
         if num_classes is None:

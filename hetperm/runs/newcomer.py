@@ -1,5 +1,6 @@
 """The data of a client that joins: read from an npz file, and held against the model of the run."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetperm.client import Client
+from hetperm.config import OWN
+from hetperm.data.images import LARGEST_VALUE
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
@@ -17,6 +20,9 @@ from hetperm.runs.setting import Setting
 from hetperm.shards import Stored
 from submodels.norms import check_batch
 
+log = logging.getLogger(__name__)
+
+UNUSUAL = 5.0  # a mean or deviation of inputs that were normalised to 0 and 1
 _KEYS = ("x", "y", "split")
 _REMEDY = "give join the model, the loss and the metric of the run, and data like its own"
 
@@ -39,9 +45,11 @@ def client_of(path: Path, width: float) -> Client:
         raise ValueError(f"{path}: y holds {y.max()}, which is no class; number classes from 0")
     with np.errstate(over="ignore"):
         single = x.astype(np.float32)
-    beyond = x[np.isinf(single) & np.isfinite(x)]
+    beyond = x[(abs(single) > LARGEST_VALUE) & np.isfinite(x)]
     if len(beyond):
-        raise ValueError(f"{path}: x holds {beyond[0]:g}, beyond float32; normalise it like the data of the run")
+        raise ValueError(
+            f"{path}: x holds {beyond[0]:g}, beyond {LARGEST_VALUE:g}; normalise it like the data of the run"
+        )
     data = torch.from_numpy(single), torch.from_numpy(y.astype(np.int64))
     split = arrays.get("split", np.zeros(y.shape, int))
     if split.shape != y.shape or not np.isin(split, (0, 1)).all() or (len(y) and split.all()):
@@ -80,11 +88,23 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
             f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
             f"{tuple(sample)}; prepare its data as those of the run were"
         )
+    if setting.config.dataset != OWN and x.is_floating_point():
+        _warn_of_scale(x.double())
     check_batch(model, client.n_train)
     if setting.shop.loss is F.cross_entropy:
         outputs = tried("model", lambda x: num_outputs(model, client), (x,), about(x), _REMEDY)
         _check_labels(client, outputs)
     rehearse(model, [client], setting.shop.loss, setting.metric, remedy=_REMEDY)
+
+
+def _warn_of_scale(x: Tensor) -> None:
+    mean, std = float(x.mean()), float(x.std(correction=0))
+    if abs(mean) > UNUSUAL or std > UNUSUAL:
+        log.warning(
+            "inputs of the client that joins have a mean of %.3g and a deviation of %.3g, and those of the run were "
+            "normalised to about 0 and 1; prepare them alike",
+            mean, std,
+        )  # fmt: skip
 
 
 def _check_labels(client: Client, outputs: int) -> None:

@@ -36,6 +36,7 @@ def origin_of(setting: Setting, method: str) -> dict[str, Any]:
         "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
         "setting": _fingerprint(setting),
         "inputs": _sampled(setting),
+        "functions": [_named(one) for one in (setting.shop.loss, setting.metric.score, setting.shop.augment)],
         **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
     }
 
@@ -57,7 +58,9 @@ def refusal(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
     if not _are_near(was.get("inputs"), ours["inputs"]):
-        return "its clients had other inputs; bring those back, or start another run with --out"
+        return "its clients or its model began with other numbers; bring those back, or start another run with --out"
+    if was.get("functions") != ours["functions"]:
+        return "it has another loss, metric or augment; bring those back, or start another run with --out"
     return None
 
 
@@ -171,16 +174,28 @@ def _fingerprint(setting: Setting) -> str:
 
 
 def _sampled(setting: Setting) -> list[float]:
-    """A number of the first inputs of each of the first clients, which changes if their preparation does."""
-    found = []
+    """A number of the first inputs of each of the first clients, and of the weights at the start.
+
+    They change if the preparation of data does, or the model, and hardly with the machine.
+    """
+    found = [_place_weighted(x) for x in setting.start.values()]
     for client in setting.clients[:MOST_SAMPLED] if setting.nodes is None else ():
         if isinstance(client.train, Stored):  # its samples may be drawn anew when they are read
             continue
         x, _ = first(client.train, SAMPLES)
-        tensors = [one.detach().cpu().double().flatten() for one in tensors_of(x)]
-        # Weighted by place, because a change may keep the sum; the mean, because inputs may be many.
-        found += [float((one * torch.linspace(1, 2, len(one), dtype=one.dtype)).mean()) for one in tensors]
+        found += [_place_weighted(one) for one in tensors_of(x)]
     return found
+
+
+def _place_weighted(x: Tensor) -> float:
+    """A mean that changes with the order of numbers, too."""
+    numbers = x.detach().cpu().double().flatten()
+    return float((numbers * torch.linspace(1, 2, len(numbers), dtype=numbers.dtype)).mean())
+
+
+def _named(function: Any) -> str:
+    """The name of a user's function, as far as it has one."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:

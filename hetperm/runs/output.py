@@ -195,6 +195,7 @@ def write_sweep(folder: Path, summary: Mapping[str, Any], results: Sequence[Resu
     tiers = pictures.tiers(Summary.from_json(summary), title=_title(summary))
     files.write(folder / "tiers.png", pictures.png(tiers))
     files.write(folder / page.NAME, page.render(folder))
+    files.write_checksums(folder)  # the last file, as in every run
 
 
 def _seed_row(result: Result) -> dict[str, Any]:

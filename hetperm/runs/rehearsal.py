@@ -84,6 +84,32 @@ def check_images(clients: Sequence[Client], config: Config) -> None:
 IGNORED = -100  # the label that cross-entropy leaves out
 
 
+def check_tested(clients: Sequence[Client]) -> None:
+    """Warn if some clients have test data and some have none."""
+    untested = [i for i, client in enumerate(clients) if client.test is None]
+    if 0 < len(untested) < len(clients):
+        log.warning(
+            "%d of %d clients have no test data and are in no score (the first is client %d)",
+            len(untested), len(clients), untested[0],
+        )  # fmt: skip
+
+
+def check_masks(clients: Sequence[Client]) -> None:
+    """Warn if clients are scored on classes that they mask, which no model of theirs can answer."""
+    lost = []
+    for i, client in enumerate(clients):
+        for shard in (client.val, client.test):
+            y = None if shard is None or client.classes is None else known_labels(shard)
+            if y is None or y.is_floating_point() or y.dim() != 1:
+                continue
+            lost += [(i, k) for k in y.unique().tolist() if 0 <= k < len(client.classes) and not client.classes[k]]
+    if lost:
+        log.warning(
+            "client %d is scored on class %d, which its classes leave out, so that it cannot be right (%d clients)",
+            *lost[0], len({i for i, _ in lost}),
+        )  # fmt: skip
+
+
 def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
     """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
     if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
@@ -92,6 +118,7 @@ def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
         for part, shard in (("validation", client.val), ("test", client.test)):
             _check_scored(f"client {i}: of its {part} labels", None if shard is None else known_labels(shard), metric)
     classes: set[int] = set()
+    scored: set[int] = set()
     for i, client in enumerate(clients):
         y = known_labels(client.train)
         if y is None or y.is_floating_point() or y.dim() != 1:  # reading all samples for their labels may take an hour
@@ -102,6 +129,12 @@ def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
                 f"client {i}: all its labels are {IGNORED}, which cross-entropy leaves out; give it others"
             )
         classes |= own
+    for client in clients:
+        y = None if client.test is None else known_labels(client.test)
+        scored |= set() if y is None else set(y.unique().tolist()) - {IGNORED}
+    strange = sorted(scored - classes)
+    if strange and len(classes) > 1:
+        log.warning("test data hold class %d, which no client trains on (%d such classes)", strange[0], len(strange))
     if len(classes) == 1:
         (only,) = classes
         tested = [known_labels(client.test) for client in clients if client.test is not None]
@@ -117,8 +150,9 @@ def _check_scored(whose: str, y: Tensor | None, metric: Metric) -> None:
     if y is None or y.is_floating_point():
         return
     left_out = int((y == IGNORED).sum())
-    # Accuracy would count them as wrong answers; of no label at all even the loss is no number.
-    if left_out and (left_out == y.numel() or metric is METRICS[ACCURACY]):
+    # These would count them as wrong answers; of no label at all even the loss is no number.
+    counts_all = metric in (METRICS[ACCURACY], METRICS["dice"])
+    if left_out and (left_out == y.numel() or counts_all):
         raise ValueError(
             f"{whose} {left_out} of {y.numel()} are {IGNORED}, which cross-entropy leaves out and {metric.name} does "
             "not; leave such samples out"
@@ -188,6 +222,11 @@ def rehearse(
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
                 raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
+            if loss is not F.cross_entropy and metric is METRICS[ACCURACY] and outputs.shape[1:2] == (1,):
+                raise ValueError(
+                    "the model has one output and is scored by accuracy, for which the largest of several is the "
+                    "answer; name another metric, such as mae, or give a function"
+                )
             score = paired("metric", metric, (outputs.detach(), y), pair, remedy)
             tensor = isinstance(score, Tensor)
             if not isinstance(score, Tensor | int | float) or (tensor and (score.is_complex() or score.numel() != 1)):

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ class Result:
     def model(self, i: int) -> nn.Module:
         """Client i's personal model, a plain module in evaluation mode."""
         clients = len(self.setting.clients)
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < clients:
+        if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= i < clients:
             raise ValueError(f"there is no client {shown(i)}; they are numbered from 0 to {clients - 1}")
         bench = self.setting.shop.at(self.main.widths[i])
         # On one thread, so that the statistics of its norms are those that it was scored with.

@@ -340,6 +340,7 @@ def _setting(
     rehearsal.check_samples(clients, model, config)
     rehearsal.check_labels(clients, shop.loss, metric)
     rehearsal.check_inputs(clients)
+    rehearsal.check_tested(clients)
     rehearsal.check_images(clients, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
@@ -351,6 +352,7 @@ def _setting(
         clients, heads = _masked(clients, model)
         if all([int(client.classes.sum()) == 1 for client in clients]):
             log.warning("with label_mask each client can only answer its one class: every model is right untrained")
+    rehearsal.check_masks(clients)
     return Setting(
         clients=clients,
         shop=shop,

@@ -119,9 +119,24 @@ def check_steps(setting: Setting) -> None:
     """
     config = setting.config
     for name in (config.algorithm, *config.baselines) if config.steps else ():  # else rivals get what PERM takes
+        if METHODS[name].mixes and setting.nodes is None:
+            _check_reports(setting, name)
         if not METHODS[name].mixes and name in ALGORITHMS:
             with _naming(name):
                 algorithm_for(setting, name, Sequential(setting.clients, setting.shop), steps=config.steps)
+
+
+def _check_reports(setting: Setting, name: str) -> None:
+    """Raise an error if the reports from which alpha is estimated take more steps than the run has."""
+    config = setting.config
+    reports = 2 if options_for(name, config, steps=config.steps).early_round else 1
+    samples = sum([client.n_train for client in setting.clients]) / len(setting.clients)
+    least = reports * samples / config.batch_size
+    if config.steps < least:
+        raise ValueError(
+            f"{name}: a budget of {config.steps} steps a client, and to report gradients takes {math.ceil(least)}; "
+            "raise --steps"
+        )
 
 
 def _for_recipe(options: perm.Options, recipe: Recipe, setting: Setting) -> tuple[perm.Options, Recipe]:

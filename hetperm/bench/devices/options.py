@@ -12,7 +12,7 @@ from hetperm.config import RATE, WidthsFrom
 def image_shape(name: str, value: Any) -> str:
     """A text such as 3x32x32, or an error."""
     sides = value.lower().split("x")
-    if len(sides) != 3 or not all(side.isdigit() and int(side) > 0 for side in sides):
+    if len(sides) != 3 or not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise ValueError(f"{name} is {value!r}; it must be channels x height x width, such as 3x32x32")
     return value
 

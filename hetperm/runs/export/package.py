@@ -121,6 +121,11 @@ def subject_of(module: nn.Module, model: Mapping[str, Any], data: Data, options:
     """
     source = source_of(model, len(data.clients))
     x, y, part = samples_of(data.clients[source], options.samples)
+    if list(x.shape[1:]) != model["input"]:
+        raise ValueError(
+            f"an input of client {source} has shape {list(x.shape[1:])} and its model was trained on {model['input']}; "
+            "bring back the data of the run"
+        )
     return Subject(
         client=model["client"],
         module=module,
