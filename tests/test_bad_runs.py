@@ -338,7 +338,7 @@ def test_one_output_is_not_scored_by_accuracy():
 
     for labels in (y, y.float()):
         clients = [Client((x, labels), test=(x, labels))]
-        with pytest.raises(ValueError, match="accuracy.*name another metric, such as mae, or give a function"):
+        with pytest.raises(ValueError, match=r"accuracy.*name another metric, such as mae, or give a function"):
             fit(nn.Linear(3, 1), clients, config, loss=loss)
     fit(nn.Linear(3, 1), clients, config, loss=loss, metric=lambda out, y: ((out.squeeze(1) > 0) == y).float().mean())
 
