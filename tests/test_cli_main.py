@@ -491,3 +491,11 @@ def test_a_run_ends_with_where_its_report_is_and_what_to_try_next():
     assert after.startswith("next: add --seeds 0 1 2 for the spread over seeds; ")
     assert "hetperm compare runs/digits-perm OTHER" in after
     assert "--seeds" not in next_steps(Config(seeds=(0, 1)), Path("x"))[1]
+
+
+@pytest.mark.parametrize("words", [["train", "--out", "o\udce9"], ["train", "--capacity-profile", "p\udce9.toml"]])
+def test_names_that_are_not_utf_8_are_refused_before_anything_is_written(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.guarded(cli._dispatch, words) == 2
+    assert capsys.readouterr().err.endswith("is not UTF-8; rename the file, or choose another name\n")
+    assert not list(tmp_path.iterdir())

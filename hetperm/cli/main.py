@@ -179,6 +179,8 @@ class _Warnings(logging.Handler):
 
 def _status(command: Command, args: Sequence[str]) -> int:
     try:
+        for word in args:
+            _check_encoding(word)
         command(args)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -190,6 +192,15 @@ def _status(command: Command, args: Sequence[str]) -> int:
             raise
         return _refuse(old_torch() or explained(error, args))
     return 0
+
+
+def _check_encoding(word: str) -> None:
+    """Raise an error if a word is not UTF-8: files with such a name could be written and not read again."""
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        readable = word.encode(errors="surrogateescape").decode(errors="replace")
+        raise ValueError(f"{readable!r} is not UTF-8; rename the file, or choose another name") from error
 
 
 def _stopped(command: Command, args: Sequence[str]) -> str:
