@@ -30,6 +30,13 @@ def two(tmp_path):
     return [write_run(tmp_path / "first"), other_run(tmp_path / "second", config=CONFIG + "share = 0.7\n")]
 
 
+def test_a_client_that_joined_later_is_in_no_pair(two):
+    rows = [{**row, "joined": None} for row in clients()]
+    files.write_csv(two[0] / "clients.csv", [*rows, {**rows[0], "client": len(rows), "joined": 1}])
+    lines = {row[0]: row for row in run_grid(compare(two)).rows}
+    assert lines["second"][3] == "+0.050 [+0.050, +0.050] ahead"
+
+
 def test_runs_that_differ_in_one_setting_are_paired_over_clients(two):
     found = compare(two)
     lines = {row[0]: row for row in run_grid(found).rows}

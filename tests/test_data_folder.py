@@ -1,5 +1,6 @@
 """imagefolder:PATH: which images are read, who gets them, and what is said about folders that cannot be used."""
 
+import errno
 import os
 import re
 import shutil
@@ -477,3 +478,25 @@ def test_a_run_on_a_large_folder_ends_as_one_in_memory(tmp_path, monkeypatch):
     assert ends[0].history[-1]["accuracy_mean"] == ends[1].history[-1]["accuracy_mean"]
     for ours, theirs in zip(ends[0].state.v, ends[1].state.v, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_images_beside_the_classes_are_named(tmp_path, caplog):
+    root = write(tmp_path, FOUR)
+    read(root)
+    assert caplog.text == ""
+    shutil.copy(next((root / "ant").iterdir()), root / "stray.PNG")
+    read(root)
+    assert "1 images lie beside the folders of classes and are not read" in caplog.text
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    root = write(tmp_path, FOUR)
+
+    def denied(top, onerror, followlinks):
+        onerror(PermissionError(errno.EACCES, "Permission denied", f"{top}/inner"))
+
+    monkeypatch.setattr(folder.os, "walk", denied)
+    with pytest.raises(
+        ValueError, match=r"ant/inner cannot be read \(Permission denied\); its images would be left out"
+    ):
+        read(root)

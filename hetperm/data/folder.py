@@ -172,6 +172,10 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     return classes, tuple(itertools.chain(*images)), torch.tensor(y)
 
 
+def _unreadable(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read ({error.strerror}); its images would be left out") from error
+
+
 def _warn_of_strays(folder: Path) -> None:
     """Warn of images beside the folders of classes: they are of no class, and are not read."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -190,7 +194,7 @@ def _images(folder: Path, count: Iterator[int]) -> list[str]:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     seen, found = set(), []
-    for inner, folders, names in os.walk(folder, followlinks=True):
+    for inner, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
         if next(count) > MOST_FOLDERS:
             raise ValueError(f"{folder.parent} holds more than {MOST_FOLDERS:,} folders; name the one with the classes")
         with suppress(OSError):  # it may be gone

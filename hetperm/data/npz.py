@@ -146,6 +146,8 @@ def arrays_of(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the arrays ``keys`` that a file holds; x and y must be among them."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path} to read samples from; write npz:PATH with one that exists")
+    with path.open("rb"):  # for its error: what may not be read is no damaged file
+        pass
     if not zipfile.is_zipfile(path):  # numpy takes any other file for a pickle, and says how to trust it
         raise ValueError(f"{path} is no npz file (a zip archive of arrays), or not a whole one; numpy.savez writes one")
     _check_size(path)

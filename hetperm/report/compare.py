@@ -63,7 +63,8 @@ class Comparison:
         run = side.by_seed[self.seeds[0]]
         own = method is None or method == run.summary.algorithm
         column = self.metric if own else f"{self.metric}_{method}"
-        return {row.get("client"): row.get(column) for row in run.clients if not is_blank(row.get(self.metric))}
+        trained = [row for row in run.clients if not row.get("joined")]  # who joined later is in one run only
+        return {row.get("client"): row.get(column) for row in trained if not is_blank(row.get(self.metric))}
 
     def pair(self, side: Side, method: str | None = None) -> dict[str, Any] | None:
         """How far a run is ahead of the first, with a 95% interval."""
