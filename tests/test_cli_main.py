@@ -97,6 +97,23 @@ def test_a_command_that_is_stopped_says_how_to_go_on_and_is_status_130(capsys, m
     assert "--resume" in capsys.readouterr().err
 
 
+def test_a_stop_that_a_half_imported_package_made_another_error_of_is_still_a_stop(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_asked_to_stop", [])
+    before = signal.getsignal(signal.SIGINT)
+
+    def half_imported(args):
+        try:
+            cli._interrupt(signal.SIGINT, None)
+        except KeyboardInterrupt as stop:
+            raise AttributeError("module 'numpy' has no attribute 'matrix'") from stop
+
+    try:
+        assert cli.guarded(half_imported, []) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "stopped\n"
+
+
 def test_only_what_can_be_resumed_says_so_when_it_is_stopped(capsys, monkeypatch):
     def stopped(args):
         raise KeyboardInterrupt

@@ -118,15 +118,22 @@ class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; it ends as after Ctrl-C."""
 
 
+_asked_to_stop: list[KeyboardInterrupt] = []  # by signals, in this process
+
+
 def _interrupt(number: int, frame: Any) -> NoReturn:
-    # A second one ends the process at once: in the middle of cleaning up it would show a traceback.
-    signal.signal(number, signal.SIG_DFL)
-    raise KeyboardInterrupt
+    _stop(number, KeyboardInterrupt())
 
 
 def _terminate(number: int, frame: Any) -> NoReturn:
+    _stop(number, Terminated())
+
+
+def _stop(number: int, by: KeyboardInterrupt) -> NoReturn:
+    # A second one ends the process at once: in the middle of cleaning up it would show a traceback.
     signal.signal(number, signal.SIG_DFL)
-    raise Terminated
+    _asked_to_stop.append(by)
+    raise by
 
 
 def _dispatch(args: Sequence[str]) -> None:
@@ -185,9 +192,10 @@ def _status(command: Command, args: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
-        print(str(stop) or _stopped(command, args), file=sys.stderr)  # some commands say how to go on themselves
-        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)  # the convention of shells
+        return _say_stopped(stop, command, args)
     except Exception as error:  # the outermost handler: nothing that a user can feed ends in a traceback
+        if _asked_to_stop:  # a package that was half imported made another error of it
+            return _say_stopped(_asked_to_stop[0], command, args)
         if os.environ.get("HETPERM_TRACEBACK"):
             raise
         return _refuse(old_torch() or explained(error, args))
@@ -201,6 +209,11 @@ def _check_encoding(word: str) -> None:
     except UnicodeEncodeError as error:
         readable = word.encode(errors="surrogateescape").decode(errors="replace")
         raise ValueError(f"{readable!r} is not UTF-8; rename the file, or choose another name") from error
+
+
+def _say_stopped(stop: KeyboardInterrupt, command: Command, args: Sequence[str]) -> int:
+    print(str(stop) or _stopped(command, args), file=sys.stderr)  # some commands say how to go on themselves
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)  # the convention of shells
 
 
 def _stopped(command: Command, args: Sequence[str]) -> str:
