@@ -98,10 +98,10 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
         >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
         tensor(0.5000)
     """
-    if logits.dim() < 2 or y.shape != (len(logits), *logits.shape[2:]) or y.is_floating_point():
+    if logits.dim() < 2 or y.shape != (len(logits), *logits.shape[2:]):
         raise ValueError(
-            f"accuracy is for outputs (n, classes) and whole numbers (n,), and these are {tuple(logits.shape)} and "
-            f"{tuple(y.shape)}, {y.dtype}; name another metric, such as mae, or give a function"
+            f"accuracy is for outputs (n, classes) and labels (n,), and these are {tuple(logits.shape)} and "
+            f"{tuple(y.shape)}; name another metric, such as mae, or give a function"
         )
     return (logits.argmax(1) == y).float().mean()
 

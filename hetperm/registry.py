@@ -6,7 +6,7 @@ The names that come with hetperm cannot be replaced; one's own can be, so that a
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -59,13 +59,6 @@ def register_algorithm(
             raise TypeError(f"algorithm {name!r}: option {key} is annotated {shown(kind)}; it must be one of {kinds}")
     if not isinstance(defaults, Mapping | None):
         raise TypeError(f"algorithm {name!r}: defaults is {shown(defaults)}; it must be a table of options, or None")
-    bare = [one.name for one in fields(options) if one.default is MISSING and one.default_factory is MISSING]
-    given = {*config.FIELDS, *(defaults or {}), *(one.name for one in fields(RivalOptions))}
-    lost = [key for key in bare if key not in given]
-    if lost:
-        raise ValueError(
-            f"algorithm {name!r}: option {lost[0]} has no default and is no key of the configuration; give it a default"
-        )
     for key in defaults or {}:
         if key not in leaf_types(options):
             raise ValueError(f"algorithm {name!r}: {shown(key)} of the defaults is no option of {options.__name__}")
@@ -191,6 +184,8 @@ def _wrong_with(state: State, parts: Sequence[Params], before: Sequence[State]) 
     N = len(parts)
     if not before and state.r != 0:
         return f"whose r is {shown(state.r)} at the beginning; it must be 0"
+    if state.v == () and not state.r:
+        return ""  # models may come with the first epoch
     if not isinstance(state.v, tuple) or len(state.v) != N:
         many = f"{len(state.v)} of them" if isinstance(state.v, tuple) else f"a {type(state.v).__name__}"
         return f"whose v is {many}; it must be a tuple of {N} models, one for each client"

@@ -256,8 +256,13 @@ def not_finite() -> nn.Module:
             "the loss changes in place what it is given",
         ),
         (
+            nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(3, 2)),
+            {},
+            "the model changes in place what it is given",
+        ),
+        (
             nn.Linear(3, 2),
-            {"metric": lambda out, y: out.sub_(out.amax(1, keepdim=True)).mean()},
+            {"metric": lambda out, y: y.zero_().sum()},
             "the metric changes in place what it is given",
         ),
         (Returns(threading.Lock()), {}, "the model cannot be copied .*lock.*; take out of it what cannot"),
@@ -362,6 +367,30 @@ def test_a_budget_that_reports_alone_would_use_up_is_refused(train):
     status, said, written = train("--steps 4 --warmup-rounds 0 --local-steps 1 --batch-size 2")
     assert (status, written) == (2, [])
     assert "perm: a budget of 4 steps a client, and to report gradients takes 10; raise --steps" in said
+
+
+def test_what_is_made_for_the_moment_may_be_changed_in_place():
+    """Outputs are nobody's; an augment may mix labels, which the metric never sees."""
+    clients = [Client(shard(20), test=shard(20)), Client(shard(20), test=shard(20))]
+    config = Config(steps=40, epochs=2, baselines=(), quiet=True)
+
+    def mixed(x, y, generator):
+        return x, F.one_hot(y, 2).float() * 0.9 + 0.05
+
+    def in_place(out, y):
+        return F.cross_entropy(out.div_(2.0), y)
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    fit(model, clients, config, augment=mixed)
+    by_copy = fit(model, clients, config, loss=lambda out, y: F.cross_entropy(out / 2.0, y))
+    assert fit(model, clients, config, loss=in_place).accuracy == by_copy.accuracy
+
+
+def test_a_model_is_left_as_it_was_by_a_look_at_its_training():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    rehearsal.rehearse(model, [Client(shard(5))], F.cross_entropy, METRICS["accuracy"])
+    assert model.training and int(model[1].num_batches_tracked) == 0 and not model[1].running_mean.any()
 
 
 @pytest.mark.parametrize(("part", "word"), [("val", "validation"), ("test", "test")])

@@ -107,11 +107,6 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys)
     )
     files.write_csv(other / "clients.csv", clients())
     with_summary()
-    files.write(other / "config.toml", CONFIG + "max_test_samples = 3\n")
-    assert refused(capsys, first, other) == (
-        "first and other are scored on other test samples (all, 3 of them); run both with the same --max-test-samples"
-    )
-    with_summary()
     files.write(other / "config.toml", CONFIG.replace("label-shift:2", "iid"))
     assert refused(capsys, first, other).startswith("first divides the data by label-shift:2 and other by iid;")
     files.write(other / "config.toml", CONFIG)

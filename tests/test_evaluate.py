@@ -116,6 +116,14 @@ def test_a_module_is_given_back_as_it_was_also_when_the_loss_raises():
     assert model.drop.training
 
 
+def test_a_loss_that_works_in_place_changes_no_score():
+    plain = evaluate(Sum(), (X, Y), loss=F.cross_entropy, metric=accuracy)
+    in_place = evaluate(
+        Sum(), (X, Y), loss=lambda out, y: F.cross_entropy(out, y) + 0 * out.neg_().sum(), metric=accuracy
+    )
+    assert in_place == plain
+
+
 def test_data_move_to_the_precision_of_the_model():
     model = Sum().double()
     assert evaluate(model, (X, Y), loss=F.cross_entropy, metric=accuracy)[1] == pytest.approx(0.8)

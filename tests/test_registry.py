@@ -16,7 +16,7 @@ import hetperm
 from hetperm import Config, config, plugins
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.local_only import local_only
-from hetperm.algorithms.steps import RivalOptions
+from hetperm.algorithms.steps import FineTuneOptions, RivalOptions
 from hetperm.config import ADDED
 from hetperm.data import DATASETS, WITH_PATH, load
 from hetperm.methods import METHODS, check_method_tables, options_for
@@ -198,14 +198,18 @@ def test_a_strangers_algorithm_that_edits_tensors_changes_no_rival():
     assert losses[0] == losses[1]
 
 
-def test_an_option_that_nothing_gives_a_value_is_refused():
+def test_models_may_come_with_the_first_epoch_and_options_may_extend_those_of_fine_tuning():
     @dataclass(frozen=True, kw_only=True)
-    class Bare(RivalOptions):
-        prox: float
+    class Tuned(FineTuneOptions):
+        warmth: float = 0.5
 
-    with pytest.raises(ValueError, match="option prox has no default and is no key of the configuration"):
-        hetperm.register_algorithm("mine", local_only, Bare)
-    hetperm.register_algorithm("mine", local_only, Bare, defaults={"prox": 1.0})
+    def mine(federation, start, options):
+        assert options.warmth == 0.5
+        return Algorithm(lambda: State(0, start, ()), lambda state: replace(state, r=state.r + 1, v=(start, start)))
+
+    hetperm.register_algorithm("mine", mine, Tuned)
+    result = hetperm.fit(nn.Linear(2, 2), [CLIENT, CLIENT], Config(steps=40, epochs=2, algorithm="mine", baselines=()))
+    assert len(result.state.v) == 2
 
 
 def test_a_strangers_model_with_weights_that_are_not_finite_is_refused_before_training():
@@ -265,7 +269,7 @@ MODEL = """
     from dataclasses import dataclass
     import hetperm
     from hetperm.algorithms.local_only import local_only
-    from hetperm.algorithms.steps import RivalOptions
+    from hetperm.algorithms.steps import FineTuneOptions, RivalOptions
     from torch import nn
 
     @dataclass(frozen=True)

@@ -136,13 +136,6 @@ def _check_data(first: Side, other: Side) -> None:
             f"{first.label} divides the data by {parts[0]} and {other.label} by {parts[1]}; clients with different "
             "data cannot be compared"
         )
-    most = [side.contents.settings.get("max_test_samples") for side in (first, other)]
-    if most[0] != most[1]:
-        counts = ["all" if count is None else f"{count} of them" for count in most]
-        raise ValueError(
-            f"{first.label} and {other.label} are scored on other test samples ({counts[0]}, {counts[1]}); run both "
-            "with the same --max-test-samples"
-        )
 
 
 def _check_clients(first: Side, other: Side, seed: int | None) -> None:

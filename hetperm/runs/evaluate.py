@@ -80,7 +80,9 @@ def evaluate(
                 outputs = outputs_of(model, channels_last(x) if last else x)
                 for k, (name, figure) in enumerate((("loss", loss), ("metric", metric))):
                     # Weighted by size, because the last batch may be smaller.
-                    totals[k] += _one_number(figure, outputs, y, name) * len(y)
+                    # The loss gets a copy, because it may work in place and the metric comes after it.
+                    own = outputs.clone() if name == "loss" else outputs
+                    totals[k] += _one_number(figure, own, y, name) * len(y)
                 count += len(y)
     finally:
         for part, flag in flags:

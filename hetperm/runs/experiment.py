@@ -335,9 +335,9 @@ def _train(
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
     idle = now.state.work.visits == 0 if METHODS[name].mixes else now.state.work.client_steps == 0
-    if idle and not METHODS[name].mixes:
+    if idle and not METHODS[name].mixes and any(now.state.work.absent):
         log.warning("%s took no step, so its models are untrained: no client was there; change the trace", name)
-    elif idle and training.DIVERGED not in (now.extra or {}):
+    elif idle and METHODS[name].mixes and training.DIVERGED not in (now.extra or {}):
         log.warning(
             "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
             "host was there; raise --steps or --participation",

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetperm.client import Client
-from hetperm.config import OWN
 from hetperm.data.images import LARGEST_VALUE
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
@@ -22,6 +21,7 @@ from submodels.norms import check_batch
 
 log = logging.getLogger(__name__)
 
+NORMALISED = ("digits", "digit-pairs", "mnist", "cifar10", "imagefolder", "npz")  # data sets
 UNUSUAL = 5.0  # a mean or deviation of inputs that were normalised to 0 and 1
 _KEYS = ("x", "y", "split")
 _REMEDY = "give join the model, the loss and the metric of the run, and data like its own"
@@ -88,7 +88,7 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
             f"an input of the client that joins has shape {tuple(x.shape[1:])} and the run's model takes "
             f"{tuple(sample)}; prepare its data as those of the run were"
         )
-    if setting.config.dataset != OWN and x.is_floating_point():
+    if setting.config.dataset.partition(":")[0] in NORMALISED and x.is_floating_point():
         _warn_of_scale(x.double())
     check_batch(model, client.n_train)
     if setting.shop.loss is F.cross_entropy:

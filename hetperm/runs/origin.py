@@ -57,9 +57,10 @@ def refusal(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
     if was.get("setting") != ours["setting"]:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
-    if not _are_near(was.get("inputs"), ours["inputs"]):
-        return "its clients or its model began with other numbers; bring those back, or start another run with --out"
-    if was.get("functions") != ours["functions"]:
+    # Earlier checkpoints do not say.
+    if "inputs" in was and not _are_near(was["inputs"], ours["inputs"]):
+        return "its clients had other inputs; bring those back, or start another run with --out"
+    if was.get("functions", ours["functions"]) != ours["functions"]:
         return "it has another loss, metric or augment; bring those back, or start another run with --out"
     return None
 
@@ -174,16 +175,13 @@ def _fingerprint(setting: Setting) -> str:
 
 
 def _sampled(setting: Setting) -> list[float]:
-    """A number of the first inputs of each of the first clients, and of the weights at the start.
-
-    They change if the preparation of data does, or the model, and hardly with the machine.
-    """
-    found = [_place_weighted(x) for x in setting.start.values()]
+    """A number of the first inputs of each of the first clients, which changes if their preparation does."""
+    found: list[float] = []
     for client in setting.clients[:MOST_SAMPLED] if setting.nodes is None else ():
         if isinstance(client.train, Stored):  # its samples may be drawn anew when they are read
             continue
         x, _ = first(client.train, SAMPLES)
-        found += [_place_weighted(one) for one in tensors_of(x)]
+        found += [_place_weighted(one) for one in tensors_of(x) if one.numel()]
     return found
 
 

@@ -112,11 +112,12 @@ def check_masks(clients: Sequence[Client]) -> None:
 
 def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
     """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
-    if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
-        return
     for i, client in enumerate(clients):
         for part, shard in (("validation", client.val), ("test", client.test)):
-            _check_scored(f"client {i}: of its {part} labels", None if shard is None else known_labels(shard), metric)
+            y = None if shard is None else known_labels(shard)
+            _check_scored(f"client {i}: of its {part} labels", y, metric, left_out=loss is F.cross_entropy)
+    if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
+        return
     classes: set[int] = set()
     scored: set[int] = set()
     for i, client in enumerate(clients):
@@ -145,17 +146,21 @@ def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
         log.warning("all training samples are of class %d: %s", only, outcome)
 
 
-def _check_scored(whose: str, y: Tensor | None, metric: Metric) -> None:
-    """Raise an error if cross-entropy leaves out labels that no model can be scored by."""
+def _check_scored(whose: str, y: Tensor | None, metric: Metric, *, left_out: bool) -> None:
+    """Raise an error if labels are no classes, so that no model can be scored by them.
+
+    Args:
+        left_out: whether the loss leaves them out; without a label even it is no number.
+    """
     if y is None or y.is_floating_point():
         return
-    left_out = int((y == IGNORED).sum())
-    # These would count them as wrong answers; of no label at all even the loss is no number.
+    count = int((y == IGNORED).sum())
+    # These would count them as wrong answers, whatever the loss does about them.
     counts_all = metric in (METRICS[ACCURACY], METRICS["dice"])
-    if left_out and (left_out == y.numel() or counts_all):
+    if count and (counts_all or (left_out and count == y.numel())):
         raise ValueError(
-            f"{whose} {left_out} of {y.numel()} are {IGNORED}, which cross-entropy leaves out and {metric.name} does "
-            "not; leave such samples out"
+            f"{whose} {count} of {y.numel()} are {IGNORED}, which cross-entropy leaves out and {metric.name} does not; "
+            "leave such samples out, or give a metric that leaves out such labels"
         )
 
 
@@ -205,10 +210,13 @@ def rehearse(
         with torch.random.fork_rng(devices=[]):
             x, y = at_model(model, _two_samples(0, clients[0]))
             _check_kinds(clients)
+            # Scores are taken on samples as they are, without what augment makes of labels.
+            plain = y if y.is_floating_point() else y.masked_fill(y == IGNORED, 0)
             if augment is not None:
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
             outputs = harmless("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), about(x), remedy)
+            _check_training(model, x)
             if not isinstance(outputs, Tensor):
                 raise ValueError(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
@@ -227,7 +235,8 @@ def rehearse(
                     "the model has one output and is scored by accuracy, for which the largest of several is the "
                     "answer; name another metric, such as mae, or give a function"
                 )
-            score = paired("metric", metric, (outputs.detach(), y), pair, remedy)
+            pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(plain.shape)}, {plain.dtype}"
+            score = paired("metric", metric, (outputs.detach(), plain), pair, remedy)
             tensor = isinstance(score, Tensor)
             if not isinstance(score, Tensor | int | float) or (tensor and (score.is_complex() or score.numel() != 1)):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
@@ -295,6 +304,22 @@ def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
     return run
 
 
+def _check_training(model: nn.Module, x: Inputs) -> None:
+    """Raise an error if the model changes its inputs in training, as dropout in place does. It is left as it was."""
+    given, buffers = tensors_of(x), [(buffer, buffer.clone()) for buffer in model.buffers()]
+    before = [(one._version, one.detach().clone()) for one in given]
+    try:
+        with torch.no_grad():
+            outputs_of(model.train(), x)
+    except Exception:  # a user's code can raise anything; what fails here fails in training too, and says where
+        pass
+    finally:
+        model.eval()
+        for buffer, old in buffers:
+            buffer.data.copy_(old)
+    _check_unchanged("model", given, before)
+
+
 def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
     """Raise an error if the outputs for one sample are not shaped as those for two: the last batch may have one."""
     one = mapped(lambda one: one[:1], x)
@@ -349,17 +374,25 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
 
 
 def harmless(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
-    """What a user's function returns, as `tried` does; an error also if it changes in place what it is given."""
-    given = tensors_of(args)
+    """What a user's function returns, as `tried` does; an error also if it changes the last of its arguments in place.
+
+    That is the inputs of a model and the labels of a loss or metric. Outputs are nobody's: they may be changed.
+    """
+    given = tensors_of(args[-1])
     before = [(x._version, x.detach().clone()) for x in given]
     value = tried(noun, function, args, what, remedy)
     # In scores and reports these are a client's own samples: a change would stay, and add up.
+    _check_unchanged(noun, given, before)
+    return value
+
+
+def _check_unchanged(noun: str, given: Sequence[Tensor], before: Sequence[tuple[int, Tensor]]) -> None:
+    """Raise an error if tensors are not what they were before, given by their versions and copies."""
     if any([x._version != version or _differ(x, old) for x, (version, old) in zip(given, before, strict=True)]):
         raise ValueError(
             f"the {noun} changes in place what it is given, which are the samples of a client; let it work on a copy, "
             "such as x.clone()"
         )
-    return value
 
 
 def _differ(x: Tensor, old: Tensor) -> bool:
@@ -370,7 +403,7 @@ def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor],
     """What a loss or metric returns; an error also if it compares every output with every label."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        value = harmless(noun, function, args, what, remedy)
+        value = harmless(noun, function, (args[0].clone(), args[1]), what, remedy)
         of_all_pairs = _compares_all_pairs(function, *args)
         _warn_of_sums(noun, function, args)
     if of_all_pairs or any(["target size" in str(one.message) for one in heard]):
