@@ -194,9 +194,15 @@ def test_inputs_that_were_prepared_otherwise_are_noticed_and_rounding_is_not():
     first, *others = setting.clients
     x, y = first.train
     ours = origin.origin_of(setting, "perm")
-    assert len(ours["inputs"]) == len(setting.clients)
-    for change, noticed in ((x.flip(0), True), (x * 1.01, True), (x + 0.01, True), (x * (1 + 1e-6), False)):
-        other = replace(setting, clients=(replace(first, train=(change, y)), *others))
+    last = x.clone()
+    last[-1] += 1
+    changes = [
+        (replace(first, train=(changed, y)), noticed)
+        for changed, noticed in ((x.flip(0), True), (x * 1.01, True), (last, True), (x * (1 + 1e-6), False))
+    ]
+    changes.append((replace(first, test=(x, 1 - y)), True))
+    for client, noticed in changes:
+        other = replace(setting, clients=(client, *others))
         assert bool(origin.refusal(origin.origin_of(other, "perm"), ours)) == noticed
 
 

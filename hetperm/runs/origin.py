@@ -15,7 +15,7 @@ from hetperm.plugins import digests
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
 from hetperm.runs.setting import Setting
-from hetperm.shards import Shard, Stored, first, known_labels, tensors_of
+from hetperm.shards import Shard, Stored, known_labels, read, size_of, taken, tensors_of
 from hetperm.state import State
 
 NO_NUMBER = ("name", "data_dir", "download", "baselines")  # settings in config.toml that decide no number of a method
@@ -175,13 +175,15 @@ def _fingerprint(setting: Setting) -> str:
 
 
 def _sampled(setting: Setting) -> list[float]:
-    """A number of the first inputs of each of the first clients, which changes if their preparation does."""
+    """Numbers of some samples of each of the first clients, which change if the data or their preparation do."""
     found: list[float] = []
     for client in setting.clients[:MOST_SAMPLED] if setting.nodes is None else ():
-        if isinstance(client.train, Stored):  # its samples may be drawn anew when they are read
-            continue
-        x, _ = first(client.train, SAMPLES)
-        found += [_place_weighted(one) for one in tensors_of(x) if one.numel()]
+        for shard in (client.train, client.val, client.test):
+            if shard is None or isinstance(shard, Stored):  # stored samples may be drawn anew when they are read
+                continue
+            n = size_of(shard)
+            x, y = read(taken(shard, torch.linspace(0, n - 1, min(n, SAMPLES)).round().long()))
+            found += [_place_weighted(one) for one in (*tensors_of(x), y) if one.numel()]
     return found
 
 
