@@ -64,3 +64,12 @@ def test_data_of_ones_own_are_called_so():
     assert title(summary) == "perm on your own data"
     said = about(Contents(summary, clients=[[{"n_train": 30}, {"n_train": 12}]]))
     assert "your own data (42 training samples), 6 clients, model Sequential, " in said
+
+
+def test_a_rival_without_a_figure_is_not_the_best():
+    summary = Summary.from_json(single())
+    blank = replace(summary.baselines["fedavg-ft"], score=replace(summary.baselines["fedavg-ft"].score, mean=None))
+    summary = replace(summary, baselines={**summary.baselines, "fedavg-ft": blank})
+    pairs = {name: gain(0.05, None, None, "one seed") for name in ("local", "fedavg-ft")}
+    assert "ahead of local, its rival" in outcome(summary, pairs, "seeds")
+    assert outcome(summary, {"fedavg-ft": pairs["fedavg-ft"]}, "seeds").endswith("of 0.836.")

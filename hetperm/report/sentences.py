@@ -50,7 +50,8 @@ def outcome(summary: Summary, pairs: Mapping[str, Mapping[str, Any]], over: str)
         return ""
     name = summary.algorithm
     start = f"{name} reaches a mean test {summary.metric} of {reached:.3f}"
-    rivals = {rival: summary.baselines[rival].score.mean for rival in pairs}
+    means = {rival: summary.baselines[rival].score.mean for rival in pairs}
+    rivals = {rival: mean for rival, mean in means.items() if not is_blank(mean)}
     if not rivals:
         return f"{start}."
     best = best_rival(summary, rivals)
