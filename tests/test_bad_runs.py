@@ -363,6 +363,14 @@ def test_what_no_score_can_tell_is_warned_about(caplog):
     assert "client 0 is scored on class 2, which its classes leave out, so that it cannot be right" in caplog.text
 
 
+def test_a_budget_that_was_not_enough_for_reports_is_said_to_be_overspent(train, caplog):
+    train("--steps 12 --warmup-rounds 1 --local-steps 1 --batch-size 2")
+    assert "perm took " in caplog.text and "steps a client of a budget of 12: reports and looks ahead" in caplog.text
+    caplog.clear()
+    train("--steps 60 --warmup-rounds 1 --local-steps 1")
+    assert "of a budget of" not in caplog.text
+
+
 def test_a_budget_that_reports_alone_would_use_up_is_refused(train):
     status, said, written = train("--steps 4 --warmup-rounds 0 --local-steps 1 --batch-size 2")
     assert (status, written) == (2, [])
@@ -413,6 +421,7 @@ def test_labels_that_cross_entropy_leaves_out_are_not_scored(part, word):
     [
         ({"loss": lambda out, y: F.cross_entropy(out, y, reduction="sum")}, "loss"),
         ({"metric": lambda out, y: out.abs().sum()}, "metric"),
+        ({"metric": lambda out, y: (out.argmax(1) == y).float().sum()}, "metric"),
     ],
 )
 def test_a_sum_over_a_batch_is_warned_about(options, noun, caplog):

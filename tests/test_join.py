@@ -574,6 +574,11 @@ def test_a_traced_model_serves_as_the_model_of_the_run(of_fit, tmp_path):
     assert new.client == 3 and new.width == 1
 
 
+def accuracy(outputs, y):
+    """A function of the run's name, which fails."""
+    return outputs.argmax(7)
+
+
 REFUSED = [
     ({"model": "mlp"}, TypeError, "the model is 'mlp'; it must be an nn.Module at full width"),
     (
@@ -585,7 +590,7 @@ REFUSED = [
     ({"loss": F.mse_loss}, ValueError, "the loss fails on outputs of shape (2, 3) and labels of shape (2,)"),
     ({"loss": "mse"}, TypeError, "loss is 'mse'; it must be a function, or None"),
     ({"loss": 0}, TypeError, "loss is 0; it must be a function, or None"),
-    ({"metric": lambda outputs, y: outputs.argmax(7)}, ValueError, "the metric fails on outputs of shape (2, 3)"),
+    ({"metric": accuracy}, ValueError, "the metric fails on outputs of shape (2, 3)"),
     ({"metric": []}, TypeError, "metric is a list; it must be a name, a function or a hetperm.Metric"),
     ({"steps": torch.zeros(9, 9)}, ValueError, "steps is tensor([[0., 0., 0."),
 ]
@@ -604,6 +609,8 @@ def test_another_metric_than_that_of_the_run_is_refused(of_fit):
     folder, model = of_fit
     with pytest.raises(ValueError, match=r"was scored by 'accuracy' and metric is 'perplexity'; give the run's$"):
         join.join(folder, newcomer(), model=model, metric="perplexity")
+    with pytest.raises(ValueError, match=r"was scored by 'accuracy' and metric is 'score'; give the run's$"):
+        join.join(folder, newcomer(), model=model, metric=lambda outputs, y: 0.5)
     assert not joined.read(folder)
 
 

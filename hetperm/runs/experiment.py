@@ -31,6 +31,7 @@ from hetperm.runs.summary import aggregate, client_rows, summary_of
 from hetperm.runs.training import Trained
 
 log = logging.getLogger(__name__)
+OVERSPENT = 1.05  # times its budget: more is worth a warning
 
 OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metrics)
 OnStart = Callable[[Setting], object]
@@ -337,7 +338,13 @@ def _train(
     idle = now.state.work.visits == 0 if METHODS[name].mixes else now.state.work.client_steps == 0
     if idle and not METHODS[name].mixes and any(now.state.work.absent):
         log.warning("%s took no step, so its models are untrained: no client was there; change the trace", name)
-    elif idle and METHODS[name].mixes and training.DIVERGED not in (now.extra or {}):
+    spent = now.state.work.client_steps / len(setting.clients)
+    if METHODS[name].mixes and setting.config.steps and spent > OVERSPENT * setting.config.steps:
+        log.warning(
+            "%s took %.1f steps a client of a budget of %d: reports and looks ahead take more; raise --steps",
+            name, spent, setting.config.steps,
+        )  # fmt: skip
+    if idle and METHODS[name].mixes and training.DIVERGED not in (now.extra or {}):
         log.warning(
             "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
             "host was there; raise --steps or --participation",

@@ -374,7 +374,8 @@ def _metric(folder: Path, given: Metric | Score | str | None) -> Metric:
             "hetperm.join(folder, client, metric=...)"
         )
     metric = METRICS[summary.metric] if given is None else metric_of(given)
-    if isinstance(given, Metric | str) and metric.name != summary.metric:
+    known = isinstance(given, Metric | str) or (given is not None and summary.metric in METRICS)
+    if known and metric.name != summary.metric:
         raise ValueError(f"{folder} was scored by {summary.metric!r} and metric is {metric.name!r}; give the run's")
     return replace(metric, name=summary.metric, better=summary.better)
 

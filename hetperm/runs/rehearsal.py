@@ -418,15 +418,18 @@ def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor],
 
 def _warn_of_sums(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor]) -> None:
     """Warn if a function gives twice as much for every sample twice: a mean over the batch would not."""
-    args = args[0].detach(), args[1]
+    outputs, y = args[0].detach(), args[1]
+    # A count of right answers may be 0 on a few samples, so labels that are all right are tried too.
+    right = outputs.argmax(1) if outputs.dim() == 2 and y.dim() == 1 and not y.is_floating_point() else y
+    values = []
     try:
-        torch.manual_seed(0)
-        once = float(function(*args))
-        torch.manual_seed(0)
-        twice = float(function(*[torch.cat([x, x]) for x in args]))
+        for labels in (y, right):
+            for times in (1, 2):
+                torch.manual_seed(0)
+                values.append(float(function(torch.cat([outputs] * times), torch.cat([labels] * times))))
     except Exception:  # a user's code can raise anything, and the batch is none of a client
         return
-    if once and math.isclose(twice, 2 * once, rel_tol=1e-3):
+    if any([once and math.isclose(twice, 2 * once, rel_tol=1e-3) for once, twice in (values[:2], values[2:])]):
         log.warning(
             "the %s is twice as large for a batch of every sample twice; it must be the mean over samples, or steps "
             "and figures depend on the size of batches",
