@@ -112,14 +112,21 @@ def check_masks(clients: Sequence[Client]) -> None:
 
 def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
     """Raise an error if a client has no label to learn from; warn if all labels of all clients are one class."""
+    scored: set[int] = set()  # classes of test data
+    looked: set[tuple[str, int]] = set()  # at labels that several clients share
     for i, client in enumerate(clients):
         for part, shard in (("validation", client.val), ("test", client.test)):
             y = None if shard is None else known_labels(shard)
+            if y is None or (part, id(y)) in looked:
+                continue
+            if isinstance(shard, tuple):  # the labels of a view are made anew, and another's may get their place
+                looked.add((part, id(y)))
             _check_scored(f"client {i}: of its {part} labels", y, metric, left_out=loss is F.cross_entropy)
+            if part == "test" and not y.is_floating_point():
+                scored |= set(y.unique().tolist()) - {IGNORED}
     if loss is not F.cross_entropy:  # what labels mean to another loss is not known here
         return
     classes: set[int] = set()
-    scored: set[int] = set()
     for i, client in enumerate(clients):
         y = known_labels(client.train)
         if y is None or y.is_floating_point() or y.dim() != 1:  # reading all samples for their labels may take an hour
@@ -130,29 +137,23 @@ def check_labels(clients: Sequence[Client], loss: Loss, metric: Metric) -> None:
                 f"client {i}: all its labels are {IGNORED}, which cross-entropy leaves out; give it others"
             )
         classes |= own
-    for client in clients:
-        y = None if client.test is None else known_labels(client.test)
-        scored |= set() if y is None else set(y.unique().tolist()) - {IGNORED}
     strange = sorted(scored - classes)
     if strange and len(classes) > 1:
         log.warning("test data hold class %d, which no client trains on (%d such classes)", strange[0], len(strange))
     if len(classes) == 1:
         (only,) = classes
-        tested = [known_labels(client.test) for client in clients if client.test is not None]
-        others = any([y is not None and bool(((y != only) & (y != IGNORED)).any()) for y in tested])
-        outcome = (
-            "no model learns the others that are tested" if others else "models learn nothing but to give this answer"
-        )
+        others = "no model learns the others that are tested"
+        outcome = others if scored - {only} else "models learn nothing but to give this answer"
         log.warning("all training samples are of class %d: %s", only, outcome)
 
 
-def _check_scored(whose: str, y: Tensor | None, metric: Metric, *, left_out: bool) -> None:
+def _check_scored(whose: str, y: Tensor, metric: Metric, *, left_out: bool) -> None:
     """Raise an error if labels are no classes, so that no model can be scored by them.
 
     Args:
         left_out: whether the loss leaves them out; without a label even it is no number.
     """
-    if y is None or y.is_floating_point():
+    if y.is_floating_point():
         return
     count = int((y == IGNORED).sum())
     # These would count them as wrong answers, whatever the loss does about them.
