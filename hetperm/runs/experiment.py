@@ -335,22 +335,27 @@ def _train(
             now = training.diverged(setting, name, now)
             log.warning("%s (%s; the run goes on)", error, now.extra[training.DIVERGED])
             keep(now)
-    idle = now.state.work.visits == 0 if METHODS[name].mixes else now.state.work.client_steps == 0
-    if idle and not METHODS[name].mixes and any(now.state.work.absent):
+    _warn_of_work(setting, name, now)
+    return training.trained(setting, name, now, before)
+
+
+def _warn_of_work(setting: Setting, name: str, last: checkpoint.Saved) -> None:
+    """Warn if a method trained nothing, or took more steps than it had."""
+    work, mixes = last.state.work, METHODS[name].mixes
+    if not mixes and work.client_steps == 0 and any(work.absent):
         log.warning("%s took no step, so its models are untrained: no client was there; change the trace", name)
-    spent = now.state.work.client_steps / len(setting.clients)
-    if METHODS[name].mixes and setting.config.steps and spent > OVERSPENT * setting.config.steps:
+    spent = work.client_steps / len(setting.clients)
+    if mixes and setting.config.steps and spent > OVERSPENT * setting.config.steps:
         log.warning(
             "%s took %.1f steps a client of a budget of %d: reports and looks ahead take more; raise --steps",
             name, spent, setting.config.steps,
         )  # fmt: skip
-    if idle and METHODS[name].mixes and training.DIVERGED not in (now.extra or {}):
+    if mixes and work.visits == 0 and training.DIVERGED not in (last.extra or {}):
         log.warning(
             "%s made no visit, so its models are parts of the global one: nothing was left of the steps for one, or no "
             "host was there; raise --steps or --participation",
             name,
         )
-    return training.trained(setting, name, now, before)
 
 
 def _is_complete(result: Result) -> bool:
