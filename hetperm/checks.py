@@ -85,6 +85,7 @@ def choices_of(base: Any) -> tuple[str, ...]:
 LARGEST = 10**9  # of whole numbers that have no bound of their own
 MOST = 1e100  # of numbers that are multiplied with one another: their products are finite too
 LARGEST_SEED = 2**64 - 1
+MOST_PARTS = 250  # folders inside each other
 LONGEST_PART = 255  # bytes of the name of a file or folder, on every usual file system
 
 
@@ -159,6 +160,8 @@ def path(name: str, value: Any) -> Path:
         raise ValueError(f"{name} is {shown(given)}; it must be a path, in quotes")
     if any([len(part.encode(errors="replace")) > LONGEST_PART for part in Path(value).parts]):
         raise ValueError(f"{name} is {shown(str(value))}; no name in a path may be longer than {LONGEST_PART} bytes")
+    if len(Path(value).parts) > MOST_PARTS:
+        raise ValueError(f"{name} is {shown(str(value))}; no more than {MOST_PARTS} folders may be inside each other")
     return Path(value)
 
 

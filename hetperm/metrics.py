@@ -103,7 +103,20 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
             f"accuracy is for outputs (n, classes) and labels (n,), and these are {tuple(logits.shape)} and "
             f"{tuple(y.shape)}; name another metric, such as mae, or give a function"
         )
+    _check_classes(y, logits.shape[1], "accuracy")
     return (logits.argmax(1) == y).float().mean()
+
+
+def _check_classes(y: Tensor, classes: int, name: str) -> None:
+    """Raise an error if labels hold what is no class: it would be counted as a wrong answer."""
+    if y.is_floating_point() or y.dtype == torch.bool or not y.numel():
+        return
+    smallest, largest = int(y.min()), int(y.max())
+    if smallest < 0 or largest >= classes:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(
+            f"labels hold {wrong} and {name} is for classes 0 to {classes - 1}; leave out or rename others"
+        )
 
 
 def absolute_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -139,9 +152,7 @@ def dice(outputs: Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(y.shape)} cannot be compared")
     kinds = torch.arange(1, 2 if two else outputs.shape[1], device=outputs.device).view(-1, *[1] * said.dim())
     classes = 2 if two else outputs.shape[1]
-    if true.numel() and not 0 <= int(true.min()) <= int(true.max()) < classes:
-        wrong = int(true.min()) if int(true.min()) < 0 else int(true.max())
-        raise ValueError(f"labels hold {wrong} and dice is for classes 0 to {classes - 1}; leave out or rename others")
+    _check_classes(true, classes, "dice")
     # (classes, n, ...): where each class is said to be, and where it is.
     said, true = ((regions == kinds).flatten(2).float() for regions in (said, true))
     sizes = said.sum(2) + true.sum(2)

@@ -22,7 +22,7 @@ from hetperm.methods import KINDS, METHODS, Method, leaf_types
 from hetperm.metrics import METRICS, Metric, Score
 from hetperm.params import NotFinite, Params
 from hetperm.server.federation import Federation
-from hetperm.state import State
+from hetperm.state import State, Work, is_count, is_model
 from hetperm.texts import one_line, shown
 from submodels import zoo
 
@@ -189,12 +189,20 @@ def _wrong_with(state: State, parts: Sequence[Params], before: Sequence[State]) 
     if not isinstance(state.v, tuple) or len(state.v) != N:
         many = f"{len(state.v)} of them" if isinstance(state.v, tuple) else f"a {type(state.v).__name__}"
         return f"whose v is {many}; it must be a tuple of {N} models, one for each client"
+    if not isinstance(state.tail, tuple | None) or len(state.deployed) != N:
+        return f"whose tail is not None, nor a tuple of {N} models, one for each client"
     for i, (model, part) in enumerate(zip(state.deployed, parts, strict=True)):
         for key, x in part.items():
             own = model.get(key) if isinstance(model, Mapping) else None
-            if not isinstance(own, Tensor) or own.shape != x.shape:
-                got = f"of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "no tensor"
-                return f"in which {key} of client {i}'s model is {got}; it must have shape {tuple(x.shape)}"
+            if not isinstance(own, Tensor) or (own.shape, own.dtype) != (x.shape, x.dtype):
+                got = f"{own.dtype} of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "no tensor"
+                return f"in which {key} of client {i}'s model is {got}; it must be {x.dtype} of {tuple(x.shape)}"
+    if not is_model(state.w):
+        return f"whose w is {shown(state.w)}; it must be a model, a table of tensors"
+    if not isinstance(state.memory, Mapping) or not all([is_model(model) for model in state.memory.values()]):
+        return "whose memory is no table of models, tables of tensors by name"
+    if not isinstance(state.work, Work) or not all([is_count(x) for x in state.work.figures.values()]):
+        return f"whose work is {shown(state.work)}; it must be a Work of numbers from 0"
     if state.alpha is not None and not (isinstance(state.alpha, Tensor) and state.alpha.shape == (N, N)):
         return f"whose alpha is {shown(state.alpha)}; it must be None or a tensor of shape ({N}, {N})"
     return ""

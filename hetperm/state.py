@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -97,3 +98,16 @@ def tail_begins(tail_average: float, epochs: int) -> float:
         (3, 1, inf)
     """
     return epochs - math.ceil(tail_average * epochs) + 1 if tail_average else math.inf
+
+
+# What a state may hold
+
+
+def is_count(value: Any) -> bool:
+    """Whether this can be a count of the work."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def is_model(value: Any) -> bool:
+    """Whether this is a table of tensors."""
+    return isinstance(value, Mapping) and all([isinstance(x, Tensor) for x in value.values()])

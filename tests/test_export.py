@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exports import PIXELS, Branches, small_subject
-from tiny_run import refusal, tiny, without_what_others_test
+from tiny_run import refusal, tiny, train, without_what_others_test
 from torch import nn
 
 from hetperm import Client, Config, fit, load_client
@@ -296,6 +296,24 @@ def test_data_that_are_not_those_of_the_run_are_refused(copied, capsys):
     path = copied / "config.toml"
     path.write_text(path.read_text().replace("samples_per_client = 30", "samples_per_client = 20"))
     assert "had 30 training samples, and digits gives it 20 here" in refused(capsys, copied)
+
+
+def test_other_data_of_the_same_shape_are_refused(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 4)).astype("float32"), rng.integers(0, 3, 90)
+    words = ["--dataset", f"npz:{tmp_path / 'own.npz'}", "--partition", "iid", "--model", "logistic", "--epochs", "1"]
+    words += ["--warmup-rounds", "1", "--num-clients", "3", "--capacity-profile", "homogeneous", "--baselines", ""]
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    assert train(*words, "--out", tmp_path / "run") == 0
+    np.savez(tmp_path / "own.npz", x=x[::-1], y=y)
+    capsys.readouterr()
+    assert "has other samples here than" in refused(capsys, tmp_path / "run")
+    assert not (tmp_path / "run" / "exports").exists()
+
+
+def test_an_unknown_option_of_a_results_export_is_named(own_result):
+    with pytest.raises(TypeError, match="export has no option 'fromat'; did you mean 'format'"):
+        own_result.export(fromat="onnx")
 
 
 def test_a_damaged_model_is_refused(copied, capsys):

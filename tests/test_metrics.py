@@ -43,6 +43,14 @@ def test_accuracy_of_every_place():
     assert accuracy(outputs, torch.tensor([[0, 0]])) == 0.5
 
 
+@pytest.mark.parametrize("wrong", [-1, 3, 255])
+def test_accuracy_refuses_labels_that_are_no_classes(wrong):
+    with pytest.raises(ValueError, match=f"labels hold {wrong} and accuracy is for classes 0 to 2; leave out or"):
+        accuracy(torch.rand(2, 3), torch.tensor([2, wrong]))
+    assert accuracy(torch.rand(0, 3), torch.empty(0, dtype=torch.long)).isnan()
+    assert accuracy(torch.eye(2), torch.tensor([False, True])) == 1
+
+
 @pytest.mark.parametrize(
     ("outputs", "y", "wrong"),
     [

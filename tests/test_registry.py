@@ -17,12 +17,13 @@ from hetperm import Config, config, plugins
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.local_only import local_only
 from hetperm.algorithms.steps import FineTuneOptions, RivalOptions
+from hetperm.cli.train import OF_PERM, parse_train
 from hetperm.config import ADDED
 from hetperm.data import DATASETS, WITH_PATH, load
-from hetperm.methods import METHODS, check_method_tables, options_for
+from hetperm.methods import METHODS, check_method_tables, leaf_types, options_for
 from hetperm.metrics import METRICS, metric_of
 from hetperm.runs.client_models import load_client
-from hetperm.state import State
+from hetperm.state import State, Work
 from submodels import zoo
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -168,8 +169,18 @@ def narrow(model):
         (
             lambda state: replace(state, v=tuple(map(narrow, state.v))),
             None,
-            r"in which weight of client 0's model is of shape \(1, 2\); it must have shape \(2, 2\)",
+            r"weight of client 0's model is torch.float32 of shape \(1, 2\); it must be torch.float32 of \(2, 2\)",
         ),
+        (
+            lambda state: replace(state, v=tuple({name: x.long() for name, x in model.items()} for model in state.v)),
+            None,
+            "in which weight of client 0's model is torch.int64 of shape",
+        ),
+        (lambda state: replace(state, tail=state.v[:1]), None, "whose tail is not None, nor a tuple of 2 models"),
+        (lambda state: replace(state, w=None), None, "whose w is None; it must be a model"),
+        (lambda state: replace(state, memory={"mean": torch.ones(2)}), None, "whose memory is no table of models"),
+        (lambda state: replace(state, work=Work(visits=-1)), None, "whose work is Work.visits=-1"),
+        (lambda state: replace(state, work=3), None, "whose work is 3; it must be a Work of numbers from 0"),
         (lambda state: replace(state, v=({}, {})), None, "in which weight of client 0's model is no tensor"),
         (lambda state: replace(state, alpha=torch.eye(3)), None, r"whose alpha is .*; it must be None or a tensor of"),
         (lambda state: state, lambda state: state, "a State whose r is 0 after epoch 0; it must be 1"),
@@ -347,6 +358,30 @@ def test_what_cannot_be_used_is_refused_in_one_line(words, sentence, capsys):
     assert train(*words.split(), "--out", "run") == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1 and not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--algorithm local --baselines fedavg --share 0.5",
+            "--share is for perm, which is not run: it decides nothing",
+        ),
+        ("--algorithm local --baselines perm --share 0.5", ""),
+        ("--algorithm local --baselines fedavg --tail-average 0", ""),
+        ("--share 0.5", ""),
+    ],
+)
+def test_flags_of_perm_in_a_run_without_it_are_warned_about(words, said, caplog):
+    parse_train(words.split())
+    assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
+def test_flags_of_perm_are_those_that_no_rival_reads():
+    rivals = [set(leaf_types(method.options)) for method in METHODS.values() if not method.mixes]
+    ours = set(leaf_types(METHODS["perm"].options)) & {*config.FIELDS}
+    # Rivals take it unless their tables name a step size; and models of rivals wait in memory.
+    assert ours - set().union(*rivals) - {"global_lr"} == {*OF_PERM} - {"idle_models"}
 
 
 def test_a_plugin_that_registers_nothing_is_asked_about_once(caplog):

@@ -1,6 +1,7 @@
 """Runs that were stopped, killed or out of disk go on and end as if nothing had happened, byte for byte."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -23,11 +24,12 @@ from tiny_run import (
     without_what_others_test,
 )
 from torch import nn
+from torch.nn import functional as F
 
 from hetperm import Client, fit, run
 from hetperm.config import load
 from hetperm.engine.sequential import Sequential
-from hetperm.runs import checkpoint, experiment, files, training
+from hetperm.runs import checkpoint, experiment, files, functions, training
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -353,6 +355,59 @@ def test_fit_goes_on_with_the_same_clients_and_model_only(tmp_path):
     result = fit(model(8), clients(3), config)
     assert result.summary == expected.summary
     assert all(torch.equal(a, b) for a, b in zip(result.model(1).parameters(), expected.model(1).parameters()))
+
+
+def weighted(by: float):
+    return lambda outputs, y: by * F.cross_entropy(outputs, y)
+
+
+SMOOTH = functools.partial(F.cross_entropy, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "other"),
+    [
+        (
+            lambda out, y: F.cross_entropy(out, y),
+            lambda o, t: F.cross_entropy(o, t),
+            lambda o, y: 2 * F.cross_entropy(o, y),
+        ),
+        (weighted(0.5), weighted(0.5), weighted(0.25)),
+        (SMOOTH, functools.partial(F.cross_entropy, label_smoothing=0.1), functools.partial(F.cross_entropy)),
+        (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.2)),
+    ],
+    ids=["lambda", "closure", "partial", "module"],
+)
+def test_another_function_without_a_name_of_its_own_is_another(first, same, other, tmp_path):
+    x, y = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    clients, model = [Client((x, y), test=(x, y)) for _ in range(2)], nn.Linear(4, 3)
+    config = tiny(baselines=(), model_options={}, out=tmp_path / "run", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, clients, config, loss=first, on_epoch=Stop(2))
+    with pytest.raises(ValueError, match="it has another loss, metric or augment; bring those back"):
+        fit(model, clients, config, loss=other)
+    fit(model, clients, config, loss=same)
+
+
+def test_a_counter_around_a_function_does_not_make_it_another():
+    def counted():
+        calls, seen = 0, []
+
+        def loss(outputs, y):
+            nonlocal calls
+            calls += 1
+            seen.append(len(y))
+            return F.cross_entropy(outputs, y)
+
+        return loss
+
+    loss = counted()
+    before = functions.known_by(loss)
+    loss(torch.zeros(2, 3), torch.tensor([0, 1]))
+    assert functions.known_by(loss) == before
+    # Of another Python only the name is known to be the same.
+    assert functions.are_same([[before[0], "0" * 16, "3.0"]], [before])
+    assert not functions.are_same([["another", "0" * 16, "3.0"]], [before])
 
 
 # Damaged

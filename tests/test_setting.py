@@ -1,12 +1,14 @@
 """Settings: clients with widths, the model of the seed, what methods of one size see, and what cannot be set up."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from hetperm import Client, Config, profile
+from hetperm import Client, Config, fit, profile
 from hetperm.runs import setting
 from hetperm.runs.setting import from_config, from_model
 
@@ -182,3 +184,11 @@ def test_samples_that_are_all_the_same_are_said_to_teach_nothing(caplog):
     caplog.clear()
     own(nn.Linear(3, 2), [Client((torch.ones(4, 3), y)), Client((torch.tensor([[1.0, 1.0, 2.0]]).expand(4, 3), y))])
     assert caplog.text == ""
+
+
+def test_labels_that_a_loss_leaves_out_and_accuracy_does_not_are_refused():
+    y = torch.arange(6) % 2
+    clients = [Client((torch.rand(6, 3), y), test=(torch.rand(6, 3), y.masked_fill(y == 1, 255)))]
+    loss = partial(F.cross_entropy, ignore_index=255)
+    with pytest.raises(ValueError, match="client 0: its test labels hold 255 and the model has 2 outputs; leave such"):
+        fit(nn.Linear(3, 2), clients, Config(steps=20), loss=loss)

@@ -1,6 +1,7 @@
 """The command line: find the command, run it, exit with its status. Imports torch only when a command needs it."""
 
 import errno
+import importlib
 import logging
 import os
 import shlex
@@ -108,6 +109,7 @@ def _exit_with(command: Command, args: Sequence[str]) -> NoReturn:
         for number, answer in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, as after nohup, stays so
                 signal.signal(number, answer)
+    sys.meta_path.insert(0, _NumpyFirst)
     status = guarded(command, args)
     if status > 128:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C while Python cleans up would show a traceback
@@ -200,6 +202,15 @@ def _status(command: Command, args: Sequence[str]) -> int:
             raise
         return _refuse(old_torch() or explained(error, args))
     return 0
+
+
+class _NumpyFirst:
+    """Imports numpy before torch does: torch would swallow a Ctrl-C that comes meanwhile, and go on without numpy."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "torch":
+            importlib.import_module("numpy")
 
 
 def _check_encoding(word: str) -> None:

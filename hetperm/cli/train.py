@@ -1,5 +1,6 @@
 """``hetperm train``: read the configuration and flags, run once or for several seeds, and print the tables."""
 
+import logging
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 from hetperm import config as configuration
 from hetperm.cli import console
-from hetperm.cli.flags import FlagParser, UsageError
+from hetperm.cli.flags import FlagParser, UsageError, flag_of
 from hetperm.config import Config
 from hetperm.texts import shown
+
+log = logging.getLogger(__name__)
 
 # Title in --help -> fields of Config. The others, model_options and rivals, are tables of a file; --option sets single
 # keys of them.
@@ -35,6 +38,10 @@ TOPICS = {
     ),
     "computing": ("dtype", "device", "engine", "workers", "address", "idle_models", "eval_every", "eval_finished"),
 }
+OF_PERM = (  # fields that only perm and perm-two-stage read
+    *(*TOPICS["mixing"], "personal_lr", "personal_width", "nested", "global_batch", "warmup", "warmup_rounds"),
+    *("step_rule", "rate_rule", "decay", "visits", "schedule", "inplace_kd", "projection", "final_lr", "idle_models"),
+)
 ABOUT = "Train a model for each client, compare with rivals, and write everything to a folder."
 SEEDS_LOST = 1  # the exit status if the algorithm diverged with some of the seeds, and the others are aggregated
 CONFIG_HELP = (
@@ -95,8 +102,12 @@ def parse_train(args: Sequence[str], *, base: Config | None = None, prog: str = 
         _parser(prog, base).exit_with_help()
     if given.get("model", base.model) != base.model:
         given["model_options"] = {}  # those of the file belong to another model
+    of_perm = [flag_of(name) for name in given if name in OF_PERM]
     config = base.override(**_with_options(given, options, base))
     _check_options(options, config)
+    methods = {config.algorithm, *config.baselines}
+    if of_perm and methods <= {*configuration.ALGORITHMS} - {"perm", "perm-two-stage"}:
+        log.warning("%s is for perm, which is not run: it decides nothing here", of_perm[0])
     return config
 
 

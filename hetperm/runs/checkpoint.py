@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hetperm.runs.files import subfolder, write, write_at
-from hetperm.state import State, Work
+from hetperm.state import State, Work, is_count, is_model
 
 FORMAT = 3
 Refuse = Callable[[Mapping[str, Any]], str | None]
@@ -179,6 +179,15 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, refuse: Refuse
     return saved
 
 
+def told(path: Path) -> dict[str, Any]:
+    """The extra values of a checkpoint alone; none if there is no such file, or it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads(file.metadata()[_ENTRY])["extra"])
+    except (OSError, *_UNREADABLE):
+        return {}
+
+
 def _history(path: Path, stated: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """The rows that a checkpoint counts; what follows them in their file is of an epoch that was not finished."""
     if not stated["rows"]:
@@ -210,13 +219,13 @@ def _wrong(saved: Saved) -> str | None:
     work = state.work
     counts = [state.r, state.tail_count, *work.figures.values(), work.missed, *work.asked, *work.absent]
     kinds = {
-        "counts": all([_is_count(value) for value in counts])
+        "counts": all([is_count(value) for value in counts])
         and all([isinstance(value, int) for value in (state.r, state.tail_count, *_whole(work))]),
-        "w": _is_model(state.w),
-        "v": isinstance(state.v, tuple) and all([_is_model(model) for model in state.v]),
-        "tail": state.tail is None or (isinstance(state.tail, tuple) and all([_is_model(one) for one in state.tail])),
+        "w": is_model(state.w),
+        "v": isinstance(state.v, tuple) and all([is_model(model) for model in state.v]),
+        "tail": state.tail is None or (isinstance(state.tail, tuple) and all([is_model(one) for one in state.tail])),
         "alpha": isinstance(state.alpha, Tensor | None),
-        "memory": isinstance(state.memory, dict) and all([_is_model(model) for model in state.memory.values()]),
+        "memory": isinstance(state.memory, dict) and all([is_model(model) for model in state.memory.values()]),
         "history": all([isinstance(row, dict) for row in saved.history]),
         "finished": isinstance(saved.finished, bool),
         "extra": isinstance(saved.extra, dict | None),
@@ -227,14 +236,6 @@ def _wrong(saved: Saved) -> str | None:
 def _whole(work: Work) -> list[int]:
     """The counts of the work that are whole numbers; steps and multiply-adds need not be."""
     return [work.visits, work.rounds, work.bytes_down, work.bytes_up, work.skipped, *work.asked, *work.absent]
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _is_model(value: Any) -> bool:
-    return isinstance(value, dict) and all([isinstance(x, Tensor) for x in value.values()])
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

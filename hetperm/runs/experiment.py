@@ -250,7 +250,7 @@ def execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_
     config, began = setting.config, time.perf_counter()
     saved = {}
     if folder is not None:
-        saved = training.checkpoints(setting, (config.algorithm, *config.baselines), _checkpoints(folder))
+        saved = training.checkpoints(setting, (config.algorithm, *config.baselines), training.checkpoint_folder(folder))
     if on_start:
         on_start(setting)
     if folder and not saved:
@@ -291,10 +291,6 @@ def execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_
     return result
 
 
-def _checkpoints(folder: Path) -> Path:
-    return folder / "checkpoint"
-
-
 def _train(
     setting: Setting,
     name: str,
@@ -311,7 +307,7 @@ def _train(
         may_diverge: whether a method that goes non-finite is a result rather than an error.
     """
     before = now = saved.get(name)
-    kept = None if folder is None else _checkpoints(folder)
+    kept = None if folder is None else training.checkpoint_folder(folder)
     metrics = folder / "metrics.csv" if folder and name == setting.config.algorithm else None
     keep = training.keeper(kept, name, before, metrics)
     moved = getattr(on_epoch, "moved", None)

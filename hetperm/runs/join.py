@@ -212,6 +212,11 @@ def _report(run: Run, client: Client) -> Report:
         generator = generator_for(config.seed, "report of a newcomer", client.key, *([k] if k else []))
         report = update(bench, probe, client.train, generator)
         check_finite({"the gradient": report.gradient}, f"client {len(run.widths)}, which joins")
+        if not math.isfinite(report.noise) and not math.isnan(report.noise):  # nan: too few samples to tell
+            raise ValueError(
+                f"client {len(run.widths)}, which joins: the spread of its gradients is {report.noise:g}; its inputs "
+                "are too large, so prepare them as those of the run"
+            )
         gradients.append(kept_row(report.gradient, size, seed) / math.sqrt(unit))
         noise += report.noise / unit
     return Report(torch.cat(gradients), noise)

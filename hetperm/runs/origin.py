@@ -3,17 +3,19 @@
 import hashlib
 import math
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import hetperm
+from hetperm.client import Client
 from hetperm.methods import METHODS
 from hetperm.plugins import digests
 from hetperm.runs import checkpoint
 from hetperm.runs.checkpoint import Saved
+from hetperm.runs.functions import are_same, known_by
 from hetperm.runs.setting import Setting
 from hetperm.shards import Shard, Stored, known_labels, read, size_of, taken, tensors_of
 from hetperm.state import State
@@ -35,8 +37,8 @@ def origin_of(setting: Setting, method: str) -> dict[str, Any]:
         "hetperm": hetperm.__version__,
         "config": {key: value for key, value in settings.items() if key not in NO_NUMBER},
         "setting": _fingerprint(setting),
-        "inputs": _sampled(setting),
-        "functions": [_named(one) for one in (setting.shop.loss, setting.metric.score, setting.shop.augment)],
+        "inputs": [] if setting.nodes is not None else sampled(setting.clients),
+        "functions": [known_by(one) for one in (setting.shop.loss, setting.metric.score, setting.shop.augment)],
         **({"plugins": digests(setting.config.plugins)} if setting.config.plugins else {}),
     }
 
@@ -58,14 +60,14 @@ def refusal(ours: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
         what = "it has other clients, labels or another model (or trace)"
         return f"{what}; bring those back, or start another run with --out"
     # Earlier checkpoints do not say.
-    if "inputs" in was and not _are_near(was["inputs"], ours["inputs"]):
+    if "inputs" in was and not are_near(was["inputs"], ours["inputs"]):
         return "its clients had other inputs; bring those back, or start another run with --out"
-    if was.get("functions", ours["functions"]) != ours["functions"]:
+    if "functions" in was and not are_same(was["functions"], ours["functions"]):
         return "it has another loss, metric or augment; bring those back, or start another run with --out"
     return None
 
 
-def _are_near(was: Any, now: list[float]) -> bool:
+def are_near(was: Any, now: list[float]) -> bool:
     """Whether numbers are the same but for what two machines make of the same preparation."""
     if not isinstance(was, list) or len(was) != len(now) or not all([isinstance(x, float) for x in was]):
         return False
@@ -159,7 +161,7 @@ def _fingerprint(setting: Setting) -> str:
     """A hash of the clients and the model of a setting, which a configuration does not tell.
 
     Of parameters only the shapes count, and inputs only by shape, because their last bits may depend on the machine; of
-    these `_sampled` says more. Of stored samples only their number counts: reading all of them may take an hour.
+    these `sampled` says more. Of stored samples only their number counts: reading all of them may take an hour.
     """
     total = hashlib.sha256(repr([(name, tuple(x.shape)) for name, x in setting.start.items()]).encode())
     for client in setting.clients:
@@ -174,10 +176,10 @@ def _fingerprint(setting: Setting) -> str:
     return total.hexdigest()
 
 
-def _sampled(setting: Setting) -> list[float]:
+def sampled(clients: Sequence[Client]) -> list[float]:
     """Numbers of some samples of each of the first clients, which change if the data or their preparation do."""
     found: list[float] = []
-    for client in setting.clients[:MOST_SAMPLED] if setting.nodes is None else ():
+    for client in clients[:MOST_SAMPLED]:
         for shard in (client.train, client.val, client.test):
             if shard is None or isinstance(shard, Stored):  # stored samples may be drawn anew when they are read
                 continue
@@ -191,11 +193,6 @@ def _place_weighted(x: Tensor) -> float:
     """A mean that changes with the order of numbers, too."""
     numbers = x.detach().cpu().double().flatten()
     return float((numbers * torch.linspace(1, 2, len(numbers), dtype=numbers.dtype)).mean())
-
-
-def _named(function: Any) -> str:
-    """The name of a user's function, as far as it has one."""
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _shapes(shard: Shard) -> tuple[tuple[Any, ...], bytes]:

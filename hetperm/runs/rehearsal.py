@@ -226,6 +226,8 @@ def rehearse(
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
+            elif metric is METRICS[ACCURACY] and outputs.dim() >= 2:
+                _check_answers(clients, outputs.shape[1])
             value = paired("loss", loss, (outputs, y), pair, remedy)
             learns = any(p.requires_grad for p in model.parameters())
             if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
@@ -480,6 +482,21 @@ def _check_range(clients: Sequence[Client], outputs: int) -> None:
             raise ValueError(
                 f"client {i}: it trains on label {masked[0]}, which its classes leave out; set that to True"
             )
+
+
+def _check_answers(clients: Sequence[Client], outputs: int) -> None:
+    """Raise an error if clients are scored on a label that is no output: a loss may leave it out, accuracy does not."""
+    for i, client in enumerate(clients):
+        for part, shard in (("validation", client.val), ("test", client.test)):
+            y = None if shard is None else known_labels(shard)
+            if y is None or y.is_floating_point() or y.dtype == torch.bool or not y.numel():
+                continue
+            for label in (int(y.min()), int(y.max())):
+                if not 0 <= label < outputs:
+                    raise ValueError(
+                        f"client {i}: its {part} labels hold {label} and the model has {outputs} outputs; leave such "
+                        "samples out, or give a metric that leaves out such labels"
+                    )
 
 
 def _labels_at_hand(i: int, client: Client, part: str) -> Tensor:

@@ -3,7 +3,7 @@
 import copy
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetperm.advice import did_you_mean
 from hetperm.algorithms.perm import chosen_share
 from hetperm.client import Client
 from hetperm.report.advice import Evidence, lines
@@ -153,6 +154,11 @@ class Result:
             options: those of `hetperm.runs.export.options.Options`, such as ``format="onnx", client=7``; all clients
                 unless `client` or `tier` names some. Files go to `out`, or to exports/ in the run's folder.
         """
+        known = [field.name for field in fields(ExportOptions)]
+        for name in options:
+            if name not in known:
+                advice = did_you_mean(name, known, f"it takes {', '.join(known)}")
+                raise TypeError(f"export has no option {name!r}; {advice}")
         return export_result(self, partial(manifest_of, self), ExportOptions(**options))
 
 

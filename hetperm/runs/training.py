@@ -388,6 +388,11 @@ def client_curve_rows(history: Sequence[Mapping[str, Any]], metric: str) -> list
     ]
 
 
+def checkpoint_folder(run: Path) -> Path:
+    """The folder of the checkpoints in the folder of a run."""
+    return run / "checkpoint"
+
+
 def checkpoint_file(folder: Path, method: str) -> Path:
     """The checkpoint file of a method."""
     return folder / f"{method}.safetensors"

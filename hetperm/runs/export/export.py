@@ -16,13 +16,15 @@ from hetperm import config as configuration
 from hetperm.advice import did_you_mean
 from hetperm.config import OWN, Config
 from hetperm.metrics import ACCURACY, metric_of
-from hetperm.runs import client_models, files
+from hetperm.runs import checkpoint, client_models, files
 from hetperm.runs.export import formats
 from hetperm.runs.export.options import FOLDER, Options
 from hetperm.runs.export.package import Data, Subject, subject_of
 from hetperm.runs.export.verify import Check, Runtime, blocked_by, check
+from hetperm.runs.origin import are_near, sampled
 from hetperm.runs.placement import one_thread
 from hetperm.runs.setting import problem_of
+from hetperm.runs.training import checkpoint_file, checkpoint_folder
 from hetperm.texts import shown
 
 FORMAT = 1  # of the manifest
@@ -172,6 +174,12 @@ def _data(folder: Path, manifests: Mapping[int, Mapping[str, Any]], options: Opt
                 f"client {i} of {folder} had {manifest.get('n_train')} training samples, and {config.dataset} gives it "
                 f"{n} here; the data must be those of the run (--data-dir)"
             )
+    known = checkpoint.told(checkpoint_file(checkpoint_folder(folder), config.algorithm)).get("inputs")
+    if known and not are_near(known, sampled(problem.clients)):
+        raise ValueError(
+            f"{config.dataset} has other samples here than {folder} was trained on; the data must be those of the run "
+            "(--data-dir)"
+        )
     metric = metric_of(config.metric or problem.metric)
     return Data(problem.clients, metric, problem.num_classes, problem.preparation, problem.class_names)
 
