@@ -14,7 +14,8 @@ from hetperm.data.images import LARGEST_VALUE
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
-from hetperm.runs.rehearsal import IGNORED, about, rehearse, tried
+from hetperm.runs.data_checks import IGNORED
+from hetperm.runs.rehearsal import about, rehearse, tried
 from hetperm.runs.setting import Setting
 from hetperm.shards import Stored
 from submodels.norms import check_batch

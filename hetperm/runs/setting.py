@@ -26,7 +26,7 @@ from hetperm.params import Params
 from hetperm.plugins import load_installed
 from hetperm.profile import Profile, Tier
 from hetperm.randomness import seed_for
-from hetperm.runs import rehearsal
+from hetperm.runs import data_checks, rehearsal
 from hetperm.runs.building import build, cost_of_step, num_outputs, scalable_of
 from hetperm.runs.local_steps import RATES, kind_of, recipe_of, step_of, with_rates
 from hetperm.runs.placement import check_memory, device_of, engine_for, moved, placed
@@ -337,11 +337,11 @@ def _setting(
 ) -> Setting:
     model, device = shop.full.module, device_of(config.device)
     clients = tuple(_numbered(clients))
-    rehearsal.check_samples(clients, model, config)
-    rehearsal.check_labels(clients, shop.loss, metric)
-    rehearsal.check_inputs(clients)
-    rehearsal.check_tested(clients)
-    rehearsal.check_images(clients, config)
+    data_checks.check_samples(clients, model, config)
+    data_checks.check_labels(clients, shop.loss, metric)
+    data_checks.check_inputs(clients)
+    data_checks.check_tested(clients)
+    data_checks.check_images(clients, config)
     if not shop.full.slots:
         raise ValueError("the model has no parameters to train; set requires_grad on some")
     check_memory(shop, clients, config)
@@ -352,7 +352,7 @@ def _setting(
         clients, heads = _masked(clients, model)
         if all([int(client.classes.sum()) == 1 for client in clients]):
             log.warning("with label_mask each client can only answer its one class: every model is right untrained")
-    rehearsal.check_masks(clients)
+    data_checks.check_masks(clients)
     return Setting(
         clients=clients,
         shop=shop,
