@@ -235,9 +235,12 @@ class Config:
     """Share of the epochs, counted from the end, over which models are averaged; 0: keep the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
     """Mixing weights of the first epoch: estimated after the warm-up, or all equal (the paper's single loop)."""
-    early_report: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.25
+    early_report: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
     """Compare gradients also at the global model after this part of the warm-up, where groups differ most; 0: only at
     the newest one. Only with --regularization noise or level, and --discrepancy probe."""
+    denoise: bool = True
+    """Free the distances between clients of what is chance in them, as all clients together show it. Only with
+    --regularization noise or level, --discrepancy probe and up to 2,000 clients."""
     alpha_every: Annotated[int, whole(1)] = 6
     """Estimate mixing weights every so many epochs, in the single loop (perm); the paper has 1."""
     participation: Annotated[float, number(lambda x: 0 < x <= 1, "a number above 0 and up to 1")] = 1.0

@@ -40,6 +40,7 @@ AS_BEFORE = {
     "alpha_every": 1,
     "first_alpha": "estimated",
     "early_report": 0.0,
+    "denoise": False,
     "personal_lr": 0.3,
     "global_lr": 0.5,
     "model_options": {},

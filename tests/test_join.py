@@ -85,7 +85,7 @@ def test_the_row_is_the_one_that_all_clients_together_would_give(finished):
     q = torch.tensor([*run.server.noise.tolist(), new.report.noise], dtype=torch.float64)
     n = torch.tensor([*(each.n_train for each in setting.clients), client.n_train])
     vc = complexity.vc_of_widths(setting.shop.scalable, [*result.main.widths, client.width])
-    expected = mixing.weights(zeta, q, n, vc=vc, vc_weight=0.05, share=run.server.share)[-1]
+    expected = mixing.weights(mixing.denoised(zeta, q, n), q, n, vc=vc, vc_weight=0.05, share=run.server.share)[-1]
     torch.testing.assert_close(new.alpha, expected, rtol=0, atol=1e-5)
     assert float(new.alpha.sum()) == pytest.approx(1) and new.client == 4
 

@@ -293,10 +293,10 @@ def test_step_sizes_are_multiples_of_that_of_the_global_model():
     assert {update.etas for update in updates_of_a_look(make_clients(), lr=0.4)} == {(0.0, 0.1, 0.2, 0.4, 0.8, 1.6)}
 
 
-@pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 29), (100_000, 128)])
+@pytest.mark.parametrize(("steps", "most"), [(0, 128), (1000, 16), (5000, 25), (100_000, 128)])
 def test_the_steps_of_a_run_bound_the_samples_of_a_look(steps, most):
-    """3 % of 5000 steps of 4 samples are 600. Losses at 12 shares and 5 rates, and the one without a step, take a third
-    of 61 of each sample.
+    """3 % of 5000 steps of 4 samples are 600. Losses at 14 shares and 5 rates, and the one without a step, take a third
+    of 71 of each sample.
     """
     clients = make_clients(WIDTHS[3:] * 2, sizes=(200, 130))
     assert {update.most for update in updates_of_a_look(clients, steps=steps)} == {most}

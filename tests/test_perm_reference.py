@@ -66,6 +66,11 @@ CASES = {
     "no warm-up": {"warmup_rounds": 0, "extraction": "rolling", "discrepancy": "masked"},
     "early reports": {"early_report": 0.5, "warmup_rounds": 3},
     "early reports, few come": {"early_report": 0.5, "warmup_rounds": 4, "participation": 0.5, "epochs": 5},
+    "denoised": {"denoise": True},
+    "denoised, at two models": {"denoise": True, "early_report": 0.5, "warmup_rounds": 3, "rate_rule": "partners"},
+    "denoised, few come": {"denoise": True, "participation": 0.5, "epochs": 5, "regularization": "level"},
+    "denoised, masked": {"denoise": True, "discrepancy": "masked"},
+    "denoised, a number": {"denoise": True, "regularization": 30.0},
 }
 BUDGETS = {
     "ordered": {},
@@ -90,7 +95,7 @@ BUDGETS = {
 }
 TWO_STAGES = (
     *("static", "rolling", "random", "server mix and tail", "final step", "participation", "distillation"),
-    *("few come", "early reports", "early reports, few come"),
+    *("few come", "early reports", "early reports, few come", "denoised", "denoised, few come"),
 )
 
 

@@ -43,6 +43,13 @@ class Mixing:
     sketch: int | None = None
     discrepancy: str = "probe"
     vc_weight: float | str = 0.05
+    denoise: bool = False
+
+    @property
+    def knows_noise(self) -> bool:
+        """Whether distances are held against the noise of gradients that all take at one model."""
+        # The paper's lambda is in units of the gradients at one model, and masked gradients are sent as they come.
+        return isinstance(self.regularization, str) and self.discrepancy == "probe"
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,7 @@ class Options:
     @property
     def early_round(self) -> int:
         """The rounds of the warm-up after which the model is kept for the early reports; 0: there are none."""
-        rule = self.mixing
-        # The paper's lambda is in units of the gradients at one model, and masked gradients are sent as they come.
-        if isinstance(rule.regularization, float | int) or rule.discrepancy != "probe":
-            return 0
-        return int(self.early_report * self.num_warmup_rounds)
+        return int(self.early_report * self.num_warmup_rounds) if self.mixing.knows_noise else 0
 
 
 def single_loop(federation: Federation, start: Params, options: Options) -> Algorithm:
@@ -179,6 +182,7 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
         compare=rule.discrepancy,
         extraction=options.extraction,
         age=options.alpha_every if options.report_age is None else options.report_age,
+        denoise=rule.denoise and rule.knows_noise,
     )
     sent = any([gradient is not None for gradient in reports.gradients])
     if late and not sent:

@@ -34,7 +34,7 @@ TOPICS = {
     ),
     "mixing": (
         *("server_mix", "discrepancy", "vc_weight", "regularization", "share", "noise_batches", "alpha_steps"),
-        *("first_alpha", "early_report", "alpha_every", "report_age", "sketch"),
+        *("first_alpha", "early_report", "denoise", "alpha_every", "report_age", "sketch"),
     ),
     "computing": ("dtype", "device", "engine", "workers", "address", "idle_models", "eval_every", "eval_finished"),
 }

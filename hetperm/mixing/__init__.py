@@ -1,5 +1,6 @@
 """Mixing weights alpha: how much each client learns from each other, and what they are computed from."""
 
+from hetperm.mixing.denoise import denoised
 from hetperm.mixing.near import sparse_weights, spread
 from hetperm.mixing.reading import (
     effective_partners,
@@ -25,6 +26,7 @@ __all__ = [
     "SHARE",
     "Rule",
     "SPARSE_FROM",
+    "denoised",
     "descend",
     "effective_partners",
     "level",

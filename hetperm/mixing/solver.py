@@ -156,7 +156,7 @@ def noise(zeta: Tensor, q: Tensor, n: Tensor, share: float = SHARE) -> tuple[Ten
     check_symmetric(zeta)
     _finite("zeta", zeta[:], range(len(zeta)))
     D = debias(zeta, q, owners_of(slice(None), n))
-    return D, _support(D, n, share, _own_noise(zeta, q, n))[1]
+    return D, _support(D, n, share, own_noise(zeta, q, n))[1]
 
 
 def level(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ def problem(
     extra = rule.vc_weight * _noise_of_a_distance(zeta, q) * _relative(h) if with_vc and not raw else h
     if with_vc and not bool(extra.isfinite().all()):
         raise ValueError(f"vc_weight {rule.vc_weight:g} makes costs too large for a number; give a smaller one")
-    noise = None if rule.by_number else _own_noise(zeta, q, n)
+    noise = None if rule.by_number else own_noise(zeta, q, n)
     height = LEVEL * _noise_of_a_distance(zeta, q) if rule.regularization == "level" else None
     return Problem(zeta, q, n, rule, extra, noise, height)
 
@@ -299,7 +299,7 @@ def owners_of(rows: slice | Tensor, n: Tensor) -> Tensor:
     return torch.arange(len(n), device=n.device)[rows]
 
 
-def _own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
+def own_noise(zeta: Tensor, q: Tensor, n: Tensor) -> Tensor:
     """(N,) the noise against which the differences of each client are held: the mean of its own and a typical one."""
     # Weighted by samples, or a few tiny clients, which are very noisy, would decide what everybody shares.
     typical = _total(n * q) / _total(n)

@@ -14,14 +14,7 @@ DEEPEST = 5  # of functions inside functions
 
 
 def known_by(function: Any) -> list[str]:
-    """The name of a function, a hash of what it does, and the Python for which that is so.
-
-    Example:
-        >>> known_by(lambda x: 2 * x)[1] == known_by(lambda y: 2 * y)[1]
-        True
-        >>> known_by(lambda x: 2 * x)[1] == known_by(lambda x: 3 * x)[1]
-        False
-    """
+    """The name of a function, a hash of what it does, and the Python for which that is so."""
     name = str(getattr(function, "__qualname__", type(function).__name__))
     return [name, hashlib.sha256(repr(_parts(function, DEEPEST)).encode()).hexdigest()[:16], PYTHON]
 

@@ -230,6 +230,9 @@ def row_of(run: Run, client: Client, report: Report) -> Tensor:
     config, server = run.setting.config, run.server
     known = server.known.nonzero().flatten()
     zeta, q, n = compared(server, client.n_train, report)
+    as_others = config.denoise and isinstance(config.regularization, str) and config.discrepancy == "probe"
+    if as_others and q is not None and len(zeta) <= discrepancy.DENSE_UP_TO:
+        zeta = mixing.denoised(zeta, q, n)
     widths = [run.widths[j] for j in known.tolist()] + [client.width]
     row = mixing.weights(
         zeta,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from hetperm import mixing
 from hetperm.device.gradients import POSITIONS, Report, ReportGradient
 from hetperm.engine.task import Task
 from hetperm.mixing import discrepancy
@@ -35,7 +36,8 @@ class Reports:
             to estimate it.
         n: (N,) samples of each client.
         work: the work of collecting the reports.
-        compared: (zeta, q) over two models, this one and one from early in the warm-up; None if there is no such model.
+        compared: (zeta, q) that mixing weights are computed from, where these are others: over two models, this one and
+            one from early in the warm-up, or freed of chance.
         gradients: (N,) what clients sent, (d,) each; None of those that sent nothing this time.
         probe: the common model at which the gradients were taken; None if there is none.
         width: its width.
@@ -62,6 +64,23 @@ class Reports:
         """(zeta, q) that mixing weights are computed from."""
         return self.compared or (self.zeta, self.q)
 
+    def denoised(self, order: Sequence[int]) -> "Reports":
+        """The same, with distances for mixing weights that all clients together free of chance (`mixing.denoised`).
+
+        Distances of very many clients, which are computed row by row, stay as they are.
+
+        Args:
+            order: (N,) in which clients are taken, which must not depend on their labels.
+        """
+        zeta, q = self.for_weights
+        if q is None or isinstance(zeta, discrepancy.Distances) or self.known == ():
+            return self
+        known = torch.tensor(order if self.known is None else [j for j in order if j in set(self.known)])
+        rows = known[:, None]
+        freed = zeta.double().clone()
+        freed[rows, known] = mixing.denoised(zeta[rows, known], q[known], self.n[known])
+        return replace(self, compared=(freed, q))
+
 
 def collect_reports(
     federation: Federation,
@@ -72,6 +91,7 @@ def collect_reports(
     compare: str = "probe",
     extraction: str = "static",
     age: int = 0,
+    denoise: bool = False,
 ) -> Reports:
     """Ask clients for their gradient at the global model; return the distances and the noise of the gradients.
 
@@ -85,6 +105,7 @@ def collect_reports(
         extraction: which part a client holds, for "masked".
         batch_size: samples of a step, in which the work is counted.
         age: epochs for which the report of an absent client is used.
+        denoise: whether mixing weights are computed from distances that are freed of chance.
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
@@ -118,6 +139,8 @@ def collect_reports(
         work += more
     common = compare == "probe" and update.sketch is None
     found = _compared(federation, state, reports, early, age=age)
+    if denoise:
+        found = found.denoised(federation.order)
     probe = models[0] if common else None
     return replace(found, work=Work(rounds=1) + work, probe=probe, width=widths[0], round=state.work.rounds)
 

@@ -21,7 +21,7 @@ from hetperm.server.federation import Federation
 from hetperm.state import Work
 
 EVERYBODY = 1e6  # a share with which all clients learn from all, by their samples
-SHARES = (0.0, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY)  # the candidates, c
+SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY)  # the candidates, c
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
 SURE = 2  # standard errors by which being alone must win where clients are all alike

@@ -298,6 +298,8 @@ def perm(shards, widths, w, options, draw, *, two_stages):
             other = distances([early[i][0] for i in known])
             compared = [[a / unit + b / early_unit for a, b in zip(*rows, strict=True)] for rows in zip(zeta, other)]
             compared_q = [reports[i][2] / unit + early[i][1] / early_unit for i in known]
+        if options.denoise and options.discrepancy == "probe" and isinstance(options.regularization, str) and known:
+            compared = perm_maths.denoised(compared, compared_q, some)
         W = [num_params(units, w) for units in own]
         vc = None if len(set(W)) == 1 else [W[i] * 3 * math.log2(W[i]) for i in known]
         among = weights(compared, compared_q, some, vc, options) if known else []

@@ -6,6 +6,8 @@ A vector is a list of floats, a matrix a list of rows.
 import itertools
 import math
 
+import numpy as np
+
 
 def project(x):
     """Onto the simplex: lower all coordinates by the same amount, drop the negative ones, again until none is."""
@@ -79,6 +81,25 @@ def own_noise(zeta, q, n):
     typical = math.fsum(a * b for a, b in zip(n, q, strict=True)) / math.fsum(n)
     least = 1e-6 * max(max(row) for row in zeta)
     return [max((q_i + typical) / 2, least) or 1.0 for q_i in q]
+
+
+def denoised(zeta, q, n):
+    """Distances between points that are made of those directions alone which are larger than chance makes them."""
+    N = len(q)
+    if max(q) == 0:
+        return zeta
+    noise = own_noise(zeta, q, n)
+    D = [[0.0 if i == j else zeta[i][j] - q[i] - q[j] for j in range(N)] for i in range(N)]
+    weight = [1 / noise[i] / math.fsum(1 / s for s in noise) for i in range(N)]
+    # About the weighted mean m of the points: 2 <x_i - m, x_j - m> = |x_i - m|^2 + |x_j - m|^2 - |x_i - x_j|^2.
+    spread = math.fsum(weight[a] * weight[b] * D[a][b] for a in range(N) for b in range(N)) / 2
+    away = [math.fsum(weight[a] * D[i][a] for a in range(N)) - spread for i in range(N)]
+    H = [[(away[i] + away[j] - D[i][j]) / 2 / math.sqrt(noise[i] * noise[j]) for j in range(N)] for i in range(N)]
+    values, vectors = np.linalg.eigh(np.array(H))
+    edge = 3 * max(0.0, -values[0])
+    x = [[math.sqrt(noise[i] * values[k]) * vectors[i, k] for k in range(N) if values[k] > edge] for i in range(N)]
+    away = pairwise(x)
+    return [[0.0 if i == j else away[i][j] + q[i] + q[j] for j in range(N)] for i in range(N)]
 
 
 def level_of(inside, cost, n, room):

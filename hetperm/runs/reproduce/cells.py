@@ -116,6 +116,7 @@ OF_THE_METHOD = (  # fields that a setting does not depend on: cells that differ
     *("extraction", "nested", "personal_width", "server_mix", "inplace_kd", "step_rule", "schedule", "discrepancy"),
     *("vc_weight", "regularization", "share", "noise_batches", "alpha_steps", "sketch", "tail_average", "alpha_every"),
     "early_report",
+    "denoise",
     *(
         "participation",
         "trace",
