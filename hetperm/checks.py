@@ -9,6 +9,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -85,6 +86,7 @@ def choices_of(base: Any) -> tuple[str, ...]:
 LARGEST = 10**9  # of whole numbers that have no bound of their own
 MOST = 1e100  # of numbers that are multiplied with one another: their products are finite too
 LARGEST_SEED = 2**64 - 1
+MOST_IN_LIST = 100_000  # values of a setting that is a list
 MOST_PARTS = 250  # folders inside each other
 LONGEST_PART = 255  # bytes of the name of a file or folder, on every usual file system
 
@@ -93,12 +95,12 @@ def whole(low: int, high: int = LARGEST) -> Check:
     """A check for whole numbers from `low` to `high`."""
 
     def check(name: str, value: Any) -> int:
-        # Python takes True for an int, but a user never means it as one.
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        # Python takes True for an int, but a user never means it as one. Numbers of numpy are numbers too.
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
             raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {low}")
         if value > high:
             raise ValueError(f"{name} is {shown(value)}; it must be at most {high:,}")
-        return value
+        return int(value)
 
     return check
 
@@ -115,8 +117,10 @@ def number(good: Callable[[float], bool], wanted: str) -> Check:
 
 
 def _is_finite(value: Any) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
     # Compared and not converted: a whole number may be larger than any float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return abs(int(value)) <= sys.float_info.max if isinstance(value, Integral) else math.isfinite(value)
 
 
 def several(check: Check) -> Check:
@@ -124,13 +128,17 @@ def several(check: Check) -> Check:
 
     def check_all(name: str, values: Any) -> tuple:
         values = split(values) if isinstance(values, str) else values
-        if not isinstance(values, tuple | list):
+        if not isinstance(values, tuple | list | range):
             raise ValueError(f"{name} is {shown(values)}; it must be a list, empty for none")
+        if len(values) > MOST_IN_LIST:
+            raise ValueError(f"{name} lists {len(values):,} values; it must be at most {MOST_IN_LIST:,}")
+        found: dict[Any, None] = {}
         for value in values:
-            check(name, value)
-            if list(values).count(value) > 1:
+            value = check(name, value)
+            if value in found:
                 raise ValueError(f"{name} names {shown(value)} twice; once is enough")
-        return tuple(values)
+            found[value] = None
+        return tuple(found)
 
     return check_all
 

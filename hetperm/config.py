@@ -175,7 +175,8 @@ class Config:
     autocast: bool = False
     """Compute local steps in bfloat16 where torch considers it safe; weights keep their precision."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Step sizes of all methods over the run: constant, or falling to 0 (then --decay is ignored)."""
+    """Step sizes of all methods over the run: constant, or falling to 0 (then --decay is ignored). Only
+    with --steps."""
     lr_warmup: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.0
     """Share of the run during which step sizes rise to their full size."""
     step_cap: Annotated[float, number(lambda x: x == 0 or x >= 1e-6, "0 or a number of at least 1e-6")] = 0.2
@@ -553,6 +554,16 @@ def _nothing_kept(config: Config) -> str | None:
     return None
 
 
+def _unknown_end(config: Config) -> str | None:
+    changes = f"lr_schedule {config.lr_schedule!r}" if config.lr_schedule != "constant" else "lr_warmup"
+    if not config.steps and (config.lr_schedule != "constant" or config.lr_warmup):
+        return (
+            f"{changes} follows the steps of a run, and with steps 0 nobody knows how many there will be; give "
+            f"steps, or leave {changes.split()[0]} out"
+        )
+    return None
+
+
 def _cast_from_double(config: Config) -> str | None:
     if config.autocast and config.dtype == "float64":
         return "autocast computes float32 in bfloat16 and dtype is 'float64'; leave one of them out"
@@ -562,6 +573,7 @@ def _cast_from_double(config: Config) -> str | None:
 CONTRADICTIONS = (
     _no_pieces,
     _nothing_kept,
+    _unknown_end,
     _cast_from_double,
     _epochs_without_steps,
     _nobody_comes,

@@ -233,7 +233,7 @@ def test_a_manifest_says_what_it_was_told_and_a_little_more(tmp_path):
     assert '  "alpha": [0.5, 0.0, 0.5],\n  "accuracy": null,\n  "tier": "größer"\n}\n' in text
     manifest = read_manifest(tmp_path, 1000)
     assert manifest == json.loads(text)
-    assert list(manifest) == ["format", "client", "hetperm", "sha256", *told]
+    assert list(manifest) == ["format", "client", "hetperm", "sha256", "answers", *told]
     assert (manifest["format"], manifest["client"], manifest["hetperm"]) == (1, 1000, hetperm.__version__)
     assert same(load_client(tmp_path, 1000), module)  # without counts they are those of the width
 

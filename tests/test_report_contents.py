@@ -176,13 +176,21 @@ def test_a_damaged_table_is_named(name, content, sentence, tmp_path):
 
 
 def test_odd_but_possible_content_has_a_page(tmp_path):
-    files.write_json(tmp_path / "summary.json", single())
+    files.write_json(tmp_path / "summary.json", single() | {"num_clients": 2})
     (tmp_path / "clients.csv").write_text(f"client\n0\n{'9' * 400}\n")
     (tmp_path / "config.toml").write_text("partition = 3\n")
     os.mkfifo(tmp_path / "z.png")  # reading it would wait for ever
     (tmp_path / "y.png").mkdir()
     (tmp_path / "resources.json").write_text('{"tiers": [], "lines": ["\\ud800"]}')
     assert page.render(tmp_path).encode()
+
+
+@pytest.mark.parametrize(("text", "trained"), [("client,joined\n", 0), ("client,joined\n0,\n1,\n2,1\n", 2)])
+def test_a_table_that_lacks_clients_is_named(tmp_path, text, trained):
+    files.write_json(tmp_path / "summary.json", single())
+    (tmp_path / "clients.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"clients\.csv has rows of {trained} clients and the run had 6;"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize(

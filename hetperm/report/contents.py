@@ -62,7 +62,7 @@ def read(folder: Path) -> Contents:
         summary=summary,
         config=_parsed(folder / "config.toml", str, otherwise=""),
         settings=read_settings(folder),
-        clients=_by_seed(read_figures(folder / "clients.csv")),
+        clients=_complete(_by_seed(read_figures(folder / "clients.csv")), summary, folder / "clients.csv"),
         metrics=read_figures(folder / "metrics.csv"),
         profile=next(filter(None, profiles), []),
         seeds=_rows(folder / "seeds.csv"),
@@ -177,6 +177,18 @@ def read_clients(folder: Path) -> Rows:
             if row[column] is None:
                 raise ValueError(f"{path}: {column!r} is empty; it must be a number; copy it again from the run")
     return rows
+
+
+def _complete(runs: list[Rows], summary: Summary, path: Path) -> list[Rows]:
+    """The rows of each seed; an error if there is not one for every client that the run had."""
+    for rows in runs or ([[]] if path.is_file() else []):
+        trained = [row for row in rows if not row.get("joined")]
+        if len(trained) != summary.num_clients:
+            raise ValueError(
+                f"{path} has rows of {len(trained)} clients and the run had {summary.num_clients}; copy it "
+                "again from the run"
+            )
+    return runs
 
 
 def _by_seed(rows: Rows) -> list[Rows]:

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from torch import Tensor, nn
 
 from hetperm import __version__
 from hetperm.checks import LARGEST, path
-from hetperm.device.bench import logits_of
+from hetperm.device.bench import logits_of, outputs_of
 from hetperm.plugins import load_installed
 from hetperm.runs import files
 from hetperm.runs.building import named
 from hetperm.runs.placement import device_of
-from hetperm.shards import Inputs
+from hetperm.shards import Inputs, mapped
 from hetperm.texts import shown
 from submodels import IndexSet, ScalableModel
 from submodels.skeleton import named_tensors
@@ -30,6 +32,7 @@ FORMAT = 1
 _NEEDED = ("architecture", "width", "input")
 _SIZES = ("in_channels", "num_classes", "image_size")  # of an architecture with a name
 _LARGEST = 10**7  # of these sizes; a damaged one would fill the memory before it is found not to fit
+ANSWERS = 8  # numbers of an output that a manifest holds
 _FILES = ("safetensors", "json")
 _ELSEWHERE = ("checkpoint_path",)  # options that name weights elsewhere; the client's weights are in its own file
 
@@ -38,7 +41,8 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
     """Write a client's model to models/client_007.safetensors, and its manifest to models/client_007.json.
 
     The first file holds every parameter and buffer, also buffers that a state dict leaves out. Tied tensors are stored
-    once, under the first of their names. Format, client, version and checksum are added to the manifest.
+    once, under the first of their names. Format, client, version and checksum are added to the manifest, and
+    a few of its answers, by which another model with the same weights is known.
 
     Args:
         folder: the run folder.
@@ -55,6 +59,8 @@ def save_client(folder: str | Path, i: int, module: nn.Module, manifest: Mapping
             raise ValueError(f"the manifest of client {i} lacks {key!r}; it needs {', '.join(_NEEDED)}")
     raw = safetensors.save(_apart(dict(named_tensors(module))), {"format": "pt"})
     ours = {"format": FORMAT, "client": i, "hetperm": __version__, "sha256": hashlib.sha256(raw).hexdigest()}
+    answers = _answers(module, manifest)
+    ours |= {} if answers is None else {"answers": [float(f"{x:.6g}") for x in answers]}
     # Ours twice: first for the order of the lines, last so that no entry of the manifest overrides it.
     lines = [f"  {json.dumps(key)}: {_line(key, value)}" for key, value in {**ours, **manifest, **ours}.items()]
     folder = files.subfolder(Path(folder), "models")
@@ -123,7 +129,10 @@ def load_client(
     template = _template(_built(manifest) if model is None else model, manifest, given=model is not None)
     _check(template, tensors, manifest, given=model is not None)
     _check_numbers(template, stored, file)
-    return template.filled(tensors).eval()
+    module = template.filled(tensors).eval()
+    if model is not None:
+        _check_answers(module, manifest)
+    return module
 
 
 def load_clients(folder: str | Path, numbers: Iterable[int]) -> Iterator[tuple[int, nn.Module]]:
@@ -178,7 +187,7 @@ def _candidates(folder: str | Path) -> tuple[Path, Path]:
 
 def _file(folder: str | Path, i: int, kind: str) -> Path:
     """One of the two files of client i; an error if either is missing."""
-    if isinstance(i, bool) or not isinstance(i, int) or abs(i) > LARGEST:
+    if isinstance(i, bool) or not isinstance(i, Integral) or abs(i) > LARGEST:
         raise TypeError(f"the client is {shown(i)}; it must be a whole number, its position in the run")
     for parent in _candidates(folder):
         paths = {ending: parent / f"{_stem(i)}.{ending}" for ending in _FILES}
@@ -319,6 +328,42 @@ def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[
         if wanted.get(name) != stored.get(name):
             here, there = (shapes.get(name, "missing") for shapes in (wanted, stored))
             raise _misfit(f"{name} is {here} in it and {there} in the file", manifest, given=given)
+
+
+def _answers(module: nn.Module, manifest: Mapping[str, Any]) -> list[float] | None:
+    """What a model makes of inputs that are all zero, and all one: another model with its weights answers otherwise.
+
+    None if it takes no such inputs, or answers by chance.
+    """
+    was_training = [part for part in module.modules() if part.training]
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            example = _example(manifest, module.eval())
+            device = next((x.device for _, x in named_tensors(module)), torch.device("cpu"))
+            for value in (0, 1, 1):
+                inputs = mapped(lambda x, value=value: torch.full_like(x, value, device=device), example)
+                found.append(outputs_of(module, inputs).double().flatten().cpu()[:ANSWERS].tolist())
+    except Exception:  # a user's code can raise anything: indices of one, masks, shapes that depend on the data
+        return None
+    finally:
+        for part in was_training:
+            part.training = True
+    zeros, ones, again = found
+    return zeros + ones if ones == again and all(map(math.isfinite, zeros + ones)) else None
+
+
+def _check_answers(module: nn.Module, manifest: Mapping[str, Any]) -> None:
+    """Raise an error if a model that was given computes something else than the one that the manifest is of."""
+    then, now = manifest.get("answers"), _answers(module, manifest)
+    if not isinstance(then, list) or now is None:  # earlier manifests do not say
+        return
+    scale = max([1e-3, *(abs(x) for x in then if isinstance(x, float))])
+    near = len(then) == len(now) and all(
+        [isinstance(a, float) and abs(a - b) <= 1e-2 * scale for a, b in zip(then, now)]
+    )
+    if not near:
+        raise _misfit("with the client's weights it computes something else", manifest, given=True)
 
 
 def _check_numbers(template: Template, stored: Mapping[str, Tensor], path: Path) -> None:

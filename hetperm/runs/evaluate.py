@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hetperm.device.bench import outputs_of
 from hetperm.device.layout import channels_last, prefers_channels_last
-from hetperm.runs.rehearsal import tried
+from hetperm.runs.loss_checks import tried
 from hetperm.shards import Inputs, Shard, batches_of, mapped, size_of
 from hetperm.texts import shown
 

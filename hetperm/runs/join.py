@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from hetperm import config as configuration
 from hetperm import mixing
 from hetperm.checks import path
+from hetperm.checks import whole as whole_number
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.device.bench import Loss, Workshop
@@ -144,8 +145,7 @@ def _check_is_client(client: Client) -> None:
 def added(run: Run, client: Client, *, budget: Budget | None = None, steps: int = 0) -> Joined:
     """The client that joins; nothing is written. See `join` for the arguments."""
     _check_is_client(client)
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= 1_000_000:
-        raise ValueError(f"steps is {shown(steps)}; a client that joins takes a whole number of at least 0")
+    steps = whole_number(0, 1_000_000)("steps", steps)
     if not isinstance(budget, Budget | None):
         raise TypeError(f"the budget is {shown(budget)}; give a submodels.Budget, or None for the width of the client")
     number, config = len(run.widths), run.setting.config
@@ -365,6 +365,7 @@ def read_run(
     shop = Workshop(own.shop.full.module, F.cross_entropy if loss is None else loss, own.shop.scalable)
     own = replace(own, shop=shop, metric=_metric(folder, metric))
     whole = own.shop.scalable or own.shop.full.module
+    client_models.load_client(folder, rows[0]["client"], model=whole)  # called for its error, if this is another model
 
     def model_of(j: int) -> Params:
         module = client_models.load_client(folder, j, model=whole)

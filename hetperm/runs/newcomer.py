@@ -15,7 +15,8 @@ from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
 from hetperm.runs.data_checks import IGNORED
-from hetperm.runs.rehearsal import about, rehearse, tried
+from hetperm.runs.loss_checks import tried
+from hetperm.runs.rehearsal import about, rehearse
 from hetperm.runs.setting import Setting
 from hetperm.shards import Stored
 from submodels.norms import check_batch

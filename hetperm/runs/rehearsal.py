@@ -1,8 +1,6 @@
 """The rehearsal before a run: a user's model, loss, metric and augment are called on two samples."""
 
 import logging
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +13,11 @@ from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.metrics import ACCURACY, METRICS, Metric
 from hetperm.runs.data_checks import IGNORED
+from hetperm.runs.loss_checks import FIT, check_loss, check_unchanged, harmless, paired, tried
 from hetperm.shards import Inputs, Shard, Stored, View, first, known_labels, mapped, read, tensors_of
 from hetperm.texts import one_line, shown
 
 log = logging.getLogger(__name__)
-
-FIT = "give fit one that takes them"
 
 
 def at_model(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -31,6 +28,10 @@ def at_model(model: nn.Module, inputs: Inputs) -> Inputs:
 
 def check_weights(model: nn.Module, remedy: str = "give fit a model with other weights") -> None:
     """Raise an error if a user's model has weights that cannot be copied or trained."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "the model is compiled by torch.jit, which cannot be trained here; give the module it was made of"
+        )
     for name, p in model.named_parameters():
         if isinstance(p, nn.UninitializedParameter):
             raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
@@ -78,10 +79,7 @@ def rehearse(
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
             value = paired("loss", loss, (outputs, y), pair, remedy)
-            learns = any(p.requires_grad for p in model.parameters())
-            if not isinstance(value, Tensor) or value.numel() != 1 or (learns and not value.requires_grad):
-                got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
-                raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
+            check_loss(value, loss, outputs, list(model.parameters()))
             if loss is not F.cross_entropy and metric is METRICS[ACCURACY] and outputs.shape[1:2] == (1,):
                 raise ValueError(
                     "the model has one output and is scored by accuracy, for which the largest of several is the "
@@ -171,7 +169,7 @@ def _check_training(model: nn.Module, x: Inputs) -> None:
         model.eval()
         for buffer, old in buffers:
             buffer.data.copy_(old)
-    _check_unchanged("model", given, before)
+    check_unchanged("model", given, before)
 
 
 def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
@@ -186,6 +184,13 @@ def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
             f"the model gives outputs of shape {tuple(alone.shape)} for one sample and {tuple(outputs.shape)} for two; "
             f"they must have shape {(1, *outputs.shape[1:])}, so squeeze no axis but those that are meant"
         )
+    if isinstance(alone, Tensor) and alone.is_floating_point():
+        away = float((alone - outputs[:1]).detach().abs().max()) if alone.numel() else 0.0
+        if away > 1e-2 * float(outputs.detach().abs().max()):
+            log.warning(
+                "the model's outputs for a sample depend on the other samples of its batch, or on chance, in "
+                "evaluation too; its scores then depend on how samples are divided into batches"
+            )
 
 
 def _two_samples(i: int, client: Client, part: str = "train") -> tuple[Inputs, Tensor]:
@@ -206,7 +211,16 @@ def _augmented(augment: Augment, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     answer = tried("augment", augment, (x, y, torch.Generator().manual_seed(0)), about(x))
     if not (isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[1], Tensor)):
         raise ValueError(f"augment gives {shown(answer)}; it must return a pair, inputs and labels")
-    return answer[0], answer[1]
+    inputs, labels = answer
+    counts = {len(one) for one in (*tensors_of(inputs), labels) if one.dim()}
+    if counts != {len(y)}:
+        raise ValueError(
+            f"augment makes {min(counts, default=0)} samples of {len(y)}; it must return as many as it gets"
+        )
+    was_finite = all([bool(one.isfinite().all()) for one in tensors_of(x) if one.is_floating_point()])
+    if was_finite and any([bool(one.isnan().any()) for one in tensors_of(inputs) if one.is_floating_point()]):
+        raise ValueError("augment makes inputs that are nan of some that are not; mend it, or leave it out")
+    return inputs, labels
 
 
 def about(x: Inputs) -> str:
@@ -216,96 +230,6 @@ def about(x: Inputs) -> str:
     if isinstance(x, Mapping):
         return f"inputs {', '.join(f'{name} {tuple(one.shape)}' for name, one in x.items() if isinstance(one, Tensor))}"
     return f"{len(x)} inputs of shapes {', '.join(str(tuple(one.shape)) for one in x if isinstance(one, Tensor))}"
-
-
-def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
-    """What a user's function returns; an error says on what it failed."""
-    try:
-        return function(*args)
-    except Exception as error:  # a user's code can raise anything
-        reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
-
-
-def harmless(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
-    """What a user's function returns, as `tried` does; an error also if it changes the last of its arguments in place.
-
-    That is the inputs of a model and the labels of a loss or metric. Outputs are nobody's: they may be changed.
-    """
-    given = tensors_of(args[-1])
-    before = [(x._version, x.detach().clone()) for x in given]
-    value = tried(noun, function, args, what, remedy)
-    # In scores and reports these are a client's own samples: a change would stay, and add up.
-    _check_unchanged(noun, given, before)
-    return value
-
-
-def _check_unchanged(noun: str, given: Sequence[Tensor], before: Sequence[tuple[int, Tensor]]) -> None:
-    """Raise an error if tensors are not what they were before, given by their versions and copies."""
-    if any([x._version != version or _differ(x, old) for x, (version, old) in zip(given, before, strict=True)]):
-        raise ValueError(
-            f"the {noun} changes in place what it is given, which are the samples of a client; let it work on a copy, "
-            "such as x.clone()"
-        )
-
-
-def _differ(x: Tensor, old: Tensor) -> bool:
-    return x.shape != old.shape or bool(((x != old) & (old == old)).any())
-
-
-def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor], what: str, remedy: str = FIT) -> Any:
-    """What a loss or metric returns; an error also if it compares every output with every label."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        value = harmless(noun, function, (args[0].clone(), args[1]), what, remedy)
-        of_all_pairs = _compares_all_pairs(function, *args)
-        _warn_of_sums(noun, function, args)
-    if of_all_pairs or any(["target size" in str(one.message) for one in heard]):
-        raise ValueError(
-            f"the {noun} compares every output with every label ({what}); give labels of shape "
-            f"{tuple(args[0].shape)}, or the model outputs of another"
-        )
-    for one in heard:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return value
-
-
-def _warn_of_sums(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor]) -> None:
-    """Warn if a function gives twice as much for every sample twice: a mean over the batch would not."""
-    outputs, y = args[0].detach(), args[1]
-    # A count of right answers may be 0 on a few samples, so labels that are all right are tried too.
-    right = outputs.argmax(1) if outputs.dim() == 2 and y.dim() == 1 and not y.is_floating_point() else y
-    values = []
-    try:
-        for labels in (y, right):
-            for times in (1, 2):
-                torch.manual_seed(0)
-                values.append(float(function(torch.cat([outputs] * times), torch.cat([labels] * times))))
-    except Exception:  # a user's code can raise anything, and the batch is none of a client
-        return
-    if any([once and math.isclose(twice, 2 * once, rel_tol=1e-3) for once, twice in (values[:2], values[2:])]):
-        log.warning(
-            "the %s is twice as large for a batch of every sample twice; it must be the mean over samples, or steps "
-            "and figures depend on the size of batches",
-            noun,
-        )
-
-
-def _compares_all_pairs(function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> bool:
-    """Whether (n, 1) outputs are broadcast against (n,) labels, as by ``(outputs - labels) ** 2``: no warning says so.
-
-    Then the same outputs as (n,) give another value. Numbers between 0 and 1 suit most functions.
-    """
-    if outputs.shape[1:] != (1,) or labels.dim() != 1:
-        return False
-    column, y, values = outputs.detach().new_tensor([[0.2], [0.7]]), labels.new_tensor([1, 0]), []
-    for x in (column, column.flatten()):
-        torch.manual_seed(0)
-        try:
-            values.append(float(function(x, y)))
-        except Exception:  # a user's code can raise anything, and need not take both shapes
-            return False
-    return not math.isclose(*values, rel_tol=1e-3)
 
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
