@@ -64,6 +64,7 @@ VARIANTS = {
     "raw": {"discrepancy": "masked", "vc_weight": "raw", "regularization": 40.0},
     "parallel": {"visits": "parallel", "nested": "rolling", "participation": 0.8},
     "away": {"participation": 0.6},
+    "denoised": {"denoise": True, "early_report": 0.5, "participation": 0.8, "share": 0.1},
     "smallest": {"personal_width": "smallest", "inplace_kd": 0.5},
 }
 

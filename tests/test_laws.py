@@ -93,7 +93,7 @@ def by_key(clients):
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        *itertools.product(LOOPS, ("odd", "mixed", "parallel")),
+        *itertools.product(LOOPS, ("odd", "mixed", "parallel", "denoised")),
         *((name, variant) for name in SIZED[2:] for variant in ("plain", "away")),
     ],
 )
