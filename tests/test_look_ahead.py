@@ -314,6 +314,31 @@ def test_a_step_size_after_which_a_loss_is_not_finite_is_not_the_best():
     assert at_best_rate(table).tolist() == [[2.0, 3.0]]
 
 
+@pytest.mark.parametrize(
+    ("shares", "gains", "chosen"),
+    [
+        ((0.0, 0.35, 0.7, 1.4, 2.8, 4.0), (-0.1, -0.02, 0.0, 0.0, 0.02, -0.1), 0.7),  # better than both beside it
+        ((0.0, 0.35, 0.7, 1.4, 2.8, 4.0), (-0.1, -0.02, 0.0, 0.0, 0.02, 0.018), 2.8),  # not by more than a little
+        ((0.0, 0.35, 0.7, 1.4, 2.8, 4.0), (-0.1, -0.02, 0.0, 0.008, 0.02, -0.1), 2.8),  # a way leads down to it
+        ((0.0, 0.05, 0.1, 0.2, 0.35, 0.7), (-0.1, -0.02, 0.0, 0.0, 0.02, -0.1), 0.35),  # it merges no groups
+        ((0.0, 0.2, 0.35, 0.7, 1.4, 2.8), (-0.1, -0.02, 0.0, 0.0, 0.01, 0.03), 2.8),  # with the last, all share
+    ],
+)
+def test_a_share_that_is_surely_better_than_both_beside_it_and_lies_above_that_of_groups_is_a_dip(
+    shares, gains, chosen
+):
+    """Every client gains the same, so that all differences are sure."""
+    losses = 1 - torch.tensor(gains)[:, None] + torch.tensor([0.1, 0.0, 0.2])
+    assert shares[best_candidate(losses, torch.full((6,), 9.0), shares)] == chosen
+
+
+def test_a_dip_that_chance_may_make_is_none():
+    """One of four clients gains 0.08: 0.02 on average, with a standard error as large."""
+    losses = torch.ones(6, 4) + torch.tensor([0.1, 0.02, 0.0, 0.0, 0.0, 0.1])[:, None]
+    losses[4, 0] -= 0.08
+    assert module._without_dip(4, losses, (0.0, 0.35, 0.7, 1.4, 2.8, 4.0)) == 4
+
+
 FIVE = (0.0, 0.35, 0.7, 1.4, 2.8)
 BEST = torch.ones(4)
 NOISY = BEST + torch.tensor([-1.0, 1.1, 1.0, -0.9])  # 0.05 more on average, with a standard error of 0.58

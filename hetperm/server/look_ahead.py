@@ -24,7 +24,7 @@ EVERYBODY = 1e6  # a share with which all clients learn from all, by their sampl
 SHARES = (0.0, 0.1, 0.2, 0.35, SHARE, 1.4, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 22.0, EVERYBODY)  # the candidates, c
 RATES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the step sizes that are tried, times that of the global model
 TOLERANCE = 0.5  # standard errors within which a mean loss is as good as the smallest
-SURE = 2  # standard errors by which being alone must win where clients are all alike
+SURE = 2  # standard errors by which being alone must win where clients are all alike, and by which a dip shows
 NEGLIGIBLE = 0.005  # of the smallest mean loss: a difference that does not matter, however sure it is
 SAMPLES = 16, 128  # on which a loss is taken: at least, if there are as many, and at most
 PART = 0.03  # of all steps of a run may go into one look, unless that is too little for the fewest samples
@@ -170,7 +170,8 @@ def best_candidate(losses: Tensor, partners: Tensor, shares: tuple[float, ...] =
     """
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
     means, everything = losses.mean(1), torch.ones(len(losses), dtype=torch.bool)
-    chosen = _towards_groups(_supported_minimum(means), losses, everything, shares)
+    best = _without_dip(_supported_minimum(means), losses, shares)
+    chosen = _towards_groups(best, losses, everything, shares)
     wide = partners >= WIDELY
     if partners[chosen] >= NEARLY_ALONE or not wide.any():
         return chosen
@@ -211,6 +212,21 @@ def _towards_groups(best: int, losses: Tensor, allowed: Tensor, shares: tuple[fl
             break
         chosen = c
     return chosen
+
+
+def _without_dip(best: int, losses: Tensor, shares: tuple[float, ...]) -> int:
+    """The best candidate, or the better one beside it if the best is a dip above the share that fits groups.
+
+    A dip is surely better than both candidates beside it, by more than a little, and nothing on the way from smaller
+    shares leads down to it. There two groups fit into one by chance, which helps one step ahead and not in the end.
+    """
+    if shares[best] <= SHARE or best < 2 or best + 1 == len(shares) or losses.shape[1] < 2:
+        return best
+    lost, error = _compared_with(losses, best)
+    little, beside = NEGLIGIBLE * losses[best].mean(), (best - 1, best + 1)
+    is_flat = lost[best - 2] - lost[best - 1] <= little
+    is_dip = is_flat and all([lost[c] > max(SURE * error[c], little) for c in beside])
+    return min(beside, key=lambda c: float(lost[c])) if is_dip else best
 
 
 def _compared_with(losses: Tensor, best: int) -> tuple[Tensor, Tensor]:
