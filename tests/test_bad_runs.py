@@ -54,6 +54,7 @@ WRONG = [
     ),
     ("--dataset synthetic --model cnn", "cnn takes images and was given flat feature vectors; use logistic or mlp"),
     ("--dataset mnist --data-dir x", "mnist is not in x/MNIST/raw; point --data-dir at the folder that holds MNIST"),
+    ("--engine batched --model cnn", "error: the batched engine needs a chain of linear layers"),
     ("--samples-per-client 99999", "need 399996 training samples and the training pool holds 1222; lower samples_per"),
     ("--steps 4 --warmup-rounds 0 --local-steps 5 --baselines local", "error: local: a budget of 4 steps a client"),
 ]
