@@ -367,6 +367,8 @@ def test_a_sample_larger_than_the_cache_is_not_kept():
     assert cache[0][1] == 0 and cache.mb_kept == 0
     with pytest.raises(ValueError, match=r"^a cache of 0 MB holds nothing"):
         Cached([], mb=0)
+    with pytest.raises(TypeError, match=r"^the dataset is tensor\(3.\), which has no length \(.*\); it must be a map-"):
+        Cached(torch.tensor(3.0), mb=1)
 
 
 # Runs
