@@ -24,7 +24,7 @@ from hetperm.checks import (
 )
 from hetperm.checks import path as checked_path
 from hetperm.plugins import load_installed, plugin
-from hetperm.texts import shown
+from hetperm.texts import printable, shown
 
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
@@ -72,6 +72,14 @@ def folder_name(name: str, value: Any) -> str:
     return value
 
 
+def folder_path(name: str, value: Any) -> Path:
+    """The path of a folder to write to."""
+    found = checked_path(name, value)
+    if printable(str(found)) != str(found) or {"\n", "\t"} & set(str(found)):
+        raise ValueError(f"{name} is {shown(str(found))}; it must not hold control characters")
+    return found
+
+
 def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Method -> its table of options."""
     if not isinstance(value, Mapping):
@@ -93,7 +101,7 @@ class Config:
     """Python files or modules that register your own algorithms, data sets, models or metrics; they are executed."""
     name: Annotated[str | None, folder_name] = None
     """Name of the run, which is written to runs/NAME; None: the data set and the algorithm."""
-    out: Path | None = None
+    out: Annotated[Path | None, folder_path] = None
     """Folder to write to, which must not exist; None: runs/NAME, or runs/NAME-2, ... if that is taken."""
     resume: bool = False
     """Continue the run in that folder (the latest of its name) where it stopped; start a new one if there is none."""
