@@ -197,6 +197,7 @@ class Endless(Dataset):
         ({"train": ({}, Y)}, "train must be a pair of tensors, .*; got tuple of dict, Tensor"),
         ({"train": ((X, X[:3]), Y)}, "train has 3 inputs and 11 labels"),
         ({"train": ((X, X * torch.inf), Y)}, r"train inputs hold nan \(first in sample 0\)"),
+        ({"train": (X, Y), "collate": list}, "collate makes batches of the samples of a Dataset, and its data are in"),
         ({"train": (X, Y), "collate": 3}, "collate is 3; it must be a function, or None"),
     ],
 )
