@@ -169,9 +169,18 @@ def test_clients_and_models_that_cannot_be_trained_are_refused(sentence):
         own(model, clients, **changes)
 
 
-def test_options_that_the_model_does_not_take_are_refused():
-    with pytest.raises(ValueError, match="model 'mlp' does not take these model_options"):
-        from_config(TINY.override(model_options={"depth": 3}))
+@pytest.mark.parametrize(
+    ("model", "option", "advice"),
+    [
+        ("mlp", "hiden", "did you mean 'hidden'?"),
+        ("mlp", "depth", "it takes hidden"),
+        ("cnn", "depth", "it takes none"),
+    ],
+)
+def test_options_that_the_model_does_not_take_are_refused_with_those_it_takes(model, option, advice):
+    with pytest.raises(ValueError, match=rf"model '{model}' does not take these model_options \(.*\); ") as caught:
+        from_config(TINY.override(model=model, model_options={option: 3}))
+    assert str(caught.value).endswith(f"; {advice}")
 
 
 @pytest.mark.parametrize("options", [{"hidden": [5]}, {"hidden": ["a", "b"]}, {"hidden": 3}, {"hidden": {}}], ids=str)
