@@ -51,6 +51,7 @@ def status(words: list[str]) -> int:
             "zzz",
             "unknown command 'zzz'; known are train, reproduce, export, report, compare, join, who, federate",
         ),
+        ("-h x", "-h goes with no other words; got 'x'"),
         ("--version 2", "--version goes with no other words; got '2'"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
