@@ -145,8 +145,8 @@ class ScalableModel:
             counts = self.axis_map.counts(width)
             if index.counts != counts:
                 raise ValueError(
-                    f"the index keeps {shown(index.counts)} channels and width {width:g} is {shown(counts)}; leave the "
-                    "width out, or give the one of the index"
+                    f"the index keeps {shown(index.counts)} channels and width {float(width):g} is {shown(counts)}; "
+                    "leave the width out, or give the one of the index"
                 )
         return self._submodel(index, width)
 
