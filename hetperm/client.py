@@ -71,6 +71,11 @@ class Client:
                 fault = _fault(pair)
                 if fault:
                     raise ValueError(f"{self._name}: {part} {fault}")
+        if self.collate is not None and not any([isinstance(x, Stored) for x in (self.train, self.val, self.test)]):
+            raise ValueError(
+                f"{self._name}: collate makes batches of the samples of a Dataset, and its data are in memory already; "
+                "leave collate out, or give a Dataset"
+            )
         for part, pair in (("val", self.val), ("test", self.test)):
             shapes = input_shape(self.train), None if pair is None else input_shape(pair)
             if None not in shapes and shapes[0] != shapes[1]:

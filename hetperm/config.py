@@ -24,7 +24,7 @@ from hetperm.checks import (
 )
 from hetperm.checks import path as checked_path
 from hetperm.plugins import load_installed, plugin
-from hetperm.texts import shown
+from hetperm.texts import printable, shown
 
 # The methods by name, listed here because `hetperm.methods` imports torch; a test keeps its METHODS the same.
 ALGORITHMS = (
@@ -72,6 +72,14 @@ def folder_name(name: str, value: Any) -> str:
     return value
 
 
+def folder_path(name: str, value: Any) -> Path:
+    """The path of a folder to write to."""
+    found = checked_path(name, value)
+    if printable(str(found)) != str(found) or {"\n", "\t"} & set(str(found)):
+        raise ValueError(f"{name} is {shown(str(found))}; it must not hold control characters")
+    return found
+
+
 def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Method -> its table of options."""
     if not isinstance(value, Mapping):
@@ -79,7 +87,7 @@ def method_tables(name: str, value: Any) -> dict[str, dict[str, Any]]:
     return {algorithm_name(name, method): table(f"[{method}]", options) for method, options in value.items()}
 
 
-MOMENTUM = 0.9  # the default
+MOMENTUM, EARLY_REPORT = 0.9, 0.15  # the defaults
 # A step that is shorter than the last digit of a number changes nothing; one beyond 1e38 is infinite in float32.
 RATE = number(lambda x: 1e-12 <= x <= 1e38, "a number from 1e-12 to 1e38")
 
@@ -93,7 +101,7 @@ class Config:
     """Python files or modules that register your own algorithms, data sets, models or metrics; they are executed."""
     name: Annotated[str | None, folder_name] = None
     """Name of the run, which is written to runs/NAME; None: the data set and the algorithm."""
-    out: Path | None = None
+    out: Annotated[Path | None, folder_path] = None
     """Folder to write to, which must not exist; None: runs/NAME, or runs/NAME-2, ... if that is taken."""
     resume: bool = False
     """Continue the run in that folder (the latest of its name) where it stopped; start a new one if there is none."""
@@ -236,7 +244,7 @@ class Config:
     """Share of the epochs, counted from the end, over which models are averaged; 0: keep the last model."""
     first_alpha: Literal["estimated", "uniform"] = "estimated"
     """Mixing weights of the first epoch: estimated after the warm-up, or all equal (the paper's single loop)."""
-    early_report: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = 0.15
+    early_report: Annotated[float, number(lambda x: 0 <= x < 1, "a number from 0 to below 1")] = EARLY_REPORT
     """Compare gradients also at the global model after this part of the warm-up, where groups differ most; 0: only at
     the newest one. Only with --regularization noise or level, and --discrepancy probe."""
     denoise: bool = True
@@ -461,6 +469,18 @@ def _no_share(config: Config) -> str | None:
     return None
 
 
+def _no_early_report(config: Config) -> str | None:
+    if config.early_report in (0, EARLY_REPORT):
+        return None
+    if config.discrepancy == "masked":
+        name, value, needed = "discrepancy", "'masked'", "'probe'"
+    elif not isinstance(config.regularization, str):
+        name, value, needed = "regularization", f"{config.regularization:g}", "'noise' or 'level'"
+    else:
+        return None
+    return f"early_report {config.early_report:g} is for {name} {needed} and {name} is {value}; leave one of them out"
+
+
 def _never_estimated(config: Config) -> str | None:
     if config.first_alpha == "uniform" and config.algorithm == "perm-two-stage":
         return "first_alpha 'uniform' would stay uniform, as perm-two-stage estimates alpha once; use algorithm 'perm'"
@@ -582,6 +602,7 @@ CONTRADICTIONS = (
     _two_returned_models,
     _nothing_to_descend,
     _no_share,
+    _no_early_report,
     _never_estimated,
     _teaches_alone,
     _mixes_other_parts,

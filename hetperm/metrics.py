@@ -98,6 +98,7 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
         >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
         tensor(0.5000)
     """
+    _check_tensors(logits, y, "accuracy")
     if logits.dim() < 2 or y.shape != (len(logits), *logits.shape[2:]):
         raise ValueError(
             f"accuracy is for outputs (n, classes) and labels (n,), and these are {tuple(logits.shape)} and "
@@ -105,6 +106,15 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
         )
     _check_classes(y, logits.shape[1], "accuracy")
     return (logits.argmax(1) == y).float().mean()
+
+
+def _check_tensors(outputs: Tensor, y: Tensor, name: str) -> None:
+    """Raise an error unless a metric is given tensors, and labels that are numbers."""
+    for noun, value in (("outputs", outputs), ("labels", y)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{noun} is a {type(value).__name__}; {name} takes tensors, such as torch.as_tensor(x)")
+    if y.is_floating_point() and y.isnan().any():
+        raise ValueError(f"labels hold nan, which {name} cannot score; remove such samples")
 
 
 def _check_classes(y: Tensor, classes: int, name: str) -> None:
@@ -126,6 +136,7 @@ def absolute_error(outputs: Tensor, y: Tensor) -> Tensor:
         >>> absolute_error(torch.tensor([[1.0], [4.0]]), torch.tensor([1.0, 2.0]))
         tensor(1.)
     """
+    _check_tensors(outputs, y, "mae")
     if outputs.numel() != y.numel() or len(outputs) != len(y):  # they would be broadcast to all pairs
         raise ValueError(f"outputs of shape {tuple(outputs.shape)} and labels of {tuple(y.shape)} cannot be compared")
     return (outputs.reshape(y.shape) - y).abs().mean()
@@ -145,6 +156,7 @@ def dice(outputs: Tensor, y: Tensor) -> Tensor:
         >>> dice(torch.tensor([[[3.0, 2.0, -1.0, -1.0]]]), torch.tensor([[1, 0, 0, 0]]))  # 2 * 1 / (2 + 1)
         tensor(0.6667)
     """
+    _check_tensors(outputs, y, "dice")
     two = outputs.shape[1] == 1
     said = (outputs > 0).long().squeeze(1) if two else outputs.argmax(1)
     true = (y.squeeze(1) if two and y.dim() == outputs.dim() else y).long()

@@ -350,6 +350,13 @@ class Cached(Dataset):
     def __init__(self, dataset: Any, mb: float):
         if isinstance(dataset, type | str | bytes | Mapping) or not {"__len__", "__getitem__"} <= set(dir(dataset)):
             raise TypeError(f"the dataset is {shown(dataset)}; it must be a map-style Dataset")
+        try:
+            len(dataset)
+        except Exception as error:  # a Dataset is a user's code
+            raise TypeError(
+                f"the dataset is {shown(dataset)}, which has no length ({one_line(str(error))}); it must be a "
+                "map-style Dataset"
+            ) from error
         if isinstance(mb, bool) or not (isinstance(mb, int | float) and mb > 0):
             raise ValueError(f"a cache of {shown(mb)} MB holds nothing; give a number above 0")
         self.dataset, self._most = dataset, mb * 2**20

@@ -243,8 +243,10 @@ class AxisMap:
         return self.num_params(self.counts(width)) / max(1, self.num_params(self.sizes))
 
     def frozen(self, groups: Iterable[int], why: str) -> "AxisMap":
-        """The map with some groups kept whole."""
-        gone = set(groups)
+        """The map with some groups kept whole, given by their numbers, and the reason in words."""
+        gone = self._checked(groups)
+        if not isinstance(why, str):
+            raise TypeError(f"why is {shown(why)}; it must be a text that says why these groups are kept whole")
         ids = {group.id: i for i, group in enumerate(g for g in self.groups if g.id not in gone)}
 
         def rewrite(term: Term) -> Term:
@@ -266,6 +268,18 @@ class AxisMap:
             states={name: tuple(map(rewrite, row)) for name, row in self.states.items()},
             decisions=tuple(d for d in (rewritten(d, gone, self.sizes, ids) for d in self.decisions) if d.groups()),
         )
+
+    def _checked(self, groups: Iterable[int]) -> set[int]:
+        """The numbers of groups as a set; an error if one is no group of this map."""
+        known = {group.id for group in self.groups}
+        try:
+            listed = list(groups)
+        except TypeError as error:
+            raise TypeError(f"groups is {shown(groups)}; it must be a set of numbers of channel groups") from error
+        for group in listed:
+            if not isinstance(group, Integral) or isinstance(group, bool) or group not in known:
+                raise ValueError(f"groups holds {shown(group)}; this map has the channel groups {shown(sorted(known))}")
+        return {int(group) for group in listed}
 
     def settled(self) -> "AxisMap":
         """The map with every group kept whole for which only the whole model answers as the forward was answered."""

@@ -104,6 +104,7 @@ class IndexSet:
 
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` with the kept part overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        _check_flag(accumulate)
         plan = self.check_part(name, into, tensor)
         if plan.blocks is None:
             return _scatter_indexed(plan.indexed, into, tensor.to(into.dtype), accumulate)
@@ -121,6 +122,7 @@ class IndexSet:
             raise ValueError(f"{name} {_shape(tensor)}; this index set keeps a part of shape {plan.part}")
         if tensor.is_floating_point() and not (into.is_floating_point() or into.is_complex()):
             raise ValueError(f"{name} is {tensor.dtype} and goes into {into.dtype}, which would cut off its decimals")
+        _check_plain(name, into, tensor)
         return plan
 
     def mask(self, name: str) -> Tensor:
@@ -187,6 +189,22 @@ def _check(index: "IndexSet") -> None:
 
 def _shape(tensor: object) -> str:
     return f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is a {type(tensor).__name__}"
+
+
+def _check_flag(accumulate: object) -> None:
+    if not isinstance(accumulate, bool):
+        raise TypeError(f"accumulate is {shown(accumulate)}; it must be true or false")
+
+
+def _check_plain(name: str, into: Tensor, tensor: Tensor) -> None:
+    """Raise an error if a part has no plain numbers that fit into the whole."""
+    lost = tensor.is_complex() and not into.is_complex()  # its imaginary part would be
+    absent = tensor.is_meta and not into.is_meta
+    if lost or absent or tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(
+            f"the part of {shown(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device}, and goes into "
+            f"{into.dtype} on {into.device}; give plain numbers, as {into.dtype}"
+        )
 
 
 @dataclass(frozen=True)
@@ -264,9 +282,11 @@ class Whole:
         """Raise an error unless both tensors have one shape."""
         if not isinstance(into, Tensor) or not isinstance(tensor, Tensor) or into.shape != tensor.shape:
             raise ValueError(f"{shown(name)} {_shape(into)} and its new value {_shape(tensor)}; give two of one shape")
+        _check_plain(name, into, tensor)
 
     def scatter_(self, name: str, into: Tensor, tensor: Tensor, *, accumulate: bool = False) -> Tensor:
         """``into`` overwritten by ``tensor``, or with ``accumulate`` increased by it."""
+        _check_flag(accumulate)
         self.check_part(name, into, tensor)
         return into.add_(tensor) if accumulate else into.copy_(tensor)
 

@@ -135,13 +135,22 @@ class ScalableModel:
             round, client: what a rolling or random extractor depends on.
         """
         index = self.index(width, extractor, round=round, client=client)
-        return self.cut(index, width)
+        return self._submodel(index, width)
 
     def cut(self, index: IndexSet, width: float | None = None) -> "Submodel":
-        """The sub-model that keeps the channels of an index set."""
+        """The sub-model that keeps the channels of an index set; ``width``, if given, must be that of the set."""
         _check_kind(index, IndexSet, "index")
         if width is not None:
             check_width(width, self.sizes)
+            counts = self.axis_map.counts(width)
+            if index.counts != counts:
+                raise ValueError(
+                    f"the index keeps {shown(index.counts)} channels and width {float(width):g} is {shown(counts)}; "
+                    "leave the width out, or give the one of the index"
+                )
+        return self._submodel(index, width)
+
+    def _submodel(self, index: IndexSet, width: float | None) -> "Submodel":
         module = _cut(self.model, self.template_of(index.counts), index)
         return Submodel(module=module, index=index, inner=index, scalable=self, width=width)
 

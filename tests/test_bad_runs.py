@@ -54,6 +54,7 @@ WRONG = [
     ),
     ("--dataset synthetic --model cnn", "cnn takes images and was given flat feature vectors; use logistic or mlp"),
     ("--dataset mnist --data-dir x", "mnist is not in x/MNIST/raw; point --data-dir at the folder that holds MNIST"),
+    ("--engine batched --model cnn", "error: the batched engine needs a chain of linear layers"),
     ("--samples-per-client 99999", "need 399996 training samples and the training pool holds 1222; lower samples_per"),
     ("--steps 4 --warmup-rounds 0 --local-steps 5 --baselines local", "error: local: a budget of 4 steps a client"),
 ]
@@ -357,6 +358,9 @@ def test_what_no_score_can_tell_is_warned_about(caplog):
     fit(nn.Linear(3, 3), [Client((x, y), test=(x, third)), Client((x, y))], config)
     assert "test data hold class 2, which no client trains on (1 such classes)" in caplog.text
     assert "1 of 2 clients have no test data and are in no score (the first is client 1)" in caplog.text
+    assert "no client has test data" not in caplog.text
+    fit(nn.Linear(3, 3), [Client((x, y))], config)
+    assert "no client has test data: models are trained, and no figure says how good they are" in caplog.text
     caplog.clear()
     mask = torch.tensor([True, True, False])
     fit(nn.Linear(3, 3), [Client((x, y), test=(x, third), classes=mask), Client((x, third))], config)

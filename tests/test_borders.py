@@ -130,6 +130,7 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=math.inf), "vc_weight is inf; it must be a number"),
         (lambda: mixing.weights(ZETA, Q, N, vc=Q, vc_weight=10**400), "it must be a number, zero or more, or 'raw'"),
         (lambda: mixing.solve(ZETA, N, "x"), "lam is 'x'; it must be a number, or a tensor or list of numbers"),
+        (lambda: mixing.solve(ZETA, N, True), "lam is True; it must be a number, or a tensor or list of numbers"),
         (lambda: mixing.descend(ZETA, N, 1.0, 2.0), "steps is 2.0; it must be a whole number of at least 0"),
         (lambda: mixing.descend(ZETA, N, 1.0, 2**70), "steps is 1180591620717411303424; it must be at most 1,000,000"),
         (lambda: mixing.Rule(alpha_steps=2**70), "it must be at most 1,000,000"),

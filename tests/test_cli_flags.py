@@ -145,6 +145,16 @@ def test_a_bad_flag_is_one_line_and_status_2(words, sentence, capsys):
     assert (said.out, said.err) == ("", f"error: {sentence}\n")
 
 
+def test_a_flag_that_is_given_twice_is_named_and_the_last_one_counts(caplog):
+    words = "--steps 300 --option ditto.prox=2 --baselines ditto --quiet"
+    assert parse_train(words.split()).steps == 300 and not caplog.messages
+    config = parse_train([*words.split(), *"--steps=200 --option ditto.prox=3 --quiet".split()])
+    assert (config.steps, config.rivals["ditto"]) == (200, {"prox": 3})
+    assert caplog.messages == [
+        f"{what} is given twice; the last one counts" for what in ("--steps", "--option ditto.prox")
+    ]
+
+
 def test_an_experiment_is_named_and_takes_no_other_configuration():
     with pytest.raises(UsageError, match="an experiment has the configuration of its name; leave --config out"):
         parse_train(["--config", "digits"], base=load("synthetic"))

@@ -51,6 +51,7 @@ def status(words: list[str]) -> int:
             "zzz",
             "unknown command 'zzz'; known are train, reproduce, export, report, compare, join, who, federate",
         ),
+        ("-h x", "-h goes with no other words; got 'x'"),
         ("--version 2", "--version goes with no other words; got '2'"),
         ("train --epoch 3", "unknown flag --epoch; did you mean --epochs?"),
         ("reproduce synthetc", f"unknown experiment 'synthetc'; known are {', '.join(EXPERIMENTS)}"),
@@ -265,12 +266,37 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
     assert status(["report", str(tmp_path)]) == 0
     said = "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv (missing)"
     assert caplog.messages == [f"{tmp_path}: {said}"]
+    caplog.clear()
+    files.write_checksums(tmp_path)
+    with (tmp_path / "checksums.txt").open("a") as listing:
+        listing.write("of nothing\n")
+    assert status(["report", str(tmp_path)]) == 0
+    assert caplog.messages == [f"{tmp_path}: not as the run wrote it, going by checksums.txt: checksums.txt"]
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, Path.mkdir, Path.touch], ids=["gone", "a folder", "empty"])
+def test_a_report_of_files_that_cannot_be_checked_says_so(loss, tmp_path, caplog):
+    sweep = write_sweep(tmp_path / "sweep")
+    for folder in (sweep, *sweep.glob("seed-*")):
+        files.write_checksums(folder)
+    assert status(["report", str(sweep)]) == 0
+    assert not caplog.records
+    listing = sweep / "seed-1" / "checksums.txt"
+    listing.unlink()
+    if loss is not Path.unlink:
+        loss(listing)
+    assert status(["report", str(sweep)]) == 0
+    assert caplog.messages == [
+        f"{sweep / 'seed-1'}: its files cannot be checked, as there is nothing in checksums.txt: the run was not "
+        "finished, or it was removed"
+    ]
 
 
 def test_a_seed_whose_folder_is_gone_is_named(tmp_path, caplog):
     sweep = write_sweep(tmp_path / "sweep")
     files.write(sweep / "config.toml", "seeds = [0, 1, 2]\n")
-    files.write_checksums(sweep)
+    for folder in (sweep, *sweep.glob("seed-*")):
+        files.write_checksums(folder)
     shutil.rmtree(sweep / "seed-1")
     assert status(["report", str(sweep)]) == 0
     assert caplog.messages == [f"{sweep}: not as the run wrote it, going by checksums.txt: seed-1 (missing)"]

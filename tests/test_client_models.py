@@ -350,7 +350,7 @@ def test_an_entry_that_no_run_writes_is_refused(mlp, change):
 def test_options_that_the_model_does_not_take_are_refused(mlp, options):
     architecture = json.loads((mlp / "models" / "client_007.json").read_text())["architecture"]
     rewrite(mlp, architecture={**architecture, "options": options})
-    assert re.search(r"model '.*mlp' does not take these model_options \(.*\)$", refusal(mlp, 7))
+    assert re.search(r"model '.*mlp' does not take these model_options \(.*\)(; it takes hidden)?$", refusal(mlp, 7))
 
 
 def test_options_that_are_no_table_are_refused(mlp):

@@ -133,6 +133,7 @@ def test_bad_words_are_refused_in_a_sentence(two, tmp_path, capsys):
     assert refused(capsys, two[0]).startswith("a comparison takes at least two runs and got 1;")
     assert "is named twice" in refused(capsys, two[0], two[0])
     assert refused(capsys, two[0], tmp_path / "none").startswith("there is no folder ")
+    assert refused(capsys, *two, "--out", ".html") == "--out: '.html' is no page; name a file that ends in .html"
     assert refused(capsys, *two, "--out", "x.pdf") == "--out: 'x.pdf' is no page; name a file that ends in .html"
     assert refused(capsys, *two, "--out") == "--out: the value is missing; name a file that ends in .html"
     assert refused(capsys, *two, "--all").startswith("unknown flag --all;")

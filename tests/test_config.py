@@ -194,6 +194,16 @@ BAD = [
         {"share": 0.7, "regularization": "level"},
         "share 0.7 is for regularization 'noise' and regularization is 'level'",
     ),
+    (
+        {"early_report": 0.5, "discrepancy": "masked"},
+        "early_report 0.5 is for discrepancy 'probe' and discrepancy is 'masked'; leave one of them out",
+    ),
+    (
+        {"early_report": 0.5, "regularization": 1.0},
+        "early_report 0.5 is for regularization 'noise' or 'level' and regularization is 1; leave one of them out",
+    ),
+    ({"out": "a\nb"}, "out is 'a\\nb'; it must not hold control characters"),
+    ({"out": Path("a\x1b[1m")}, "out is 'a\\x1b[1m'; it must not hold control characters"),
     ({"momentum": 0.5}, "momentum 0.5 is for optimizer 'momentum' and optimizer is 'sgd'; set optimizer to 'momentum'"),
     ({"share": 0.0, "regularization": 0.3}, "regularization is 0.3; leave one of them out"),
     ({"capacity_profile": ""}, "capacity_profile is ''; it must be a name, in quotes"),

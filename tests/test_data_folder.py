@@ -497,6 +497,6 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folder.os, "walk", denied)
     with pytest.raises(
-        ValueError, match=r"ant/inner cannot be read \(Permission denied\); its images would be left out"
+        ValueError, match=r"ant/inner cannot be read \(Permission denied\), and its images .* name the folder"
     ):
         read(root)

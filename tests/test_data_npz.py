@@ -255,7 +255,9 @@ def test_arrays_of_other_names_are_not_read(write):
         ({"y": np.full(240, 10**9)}, "y has the label 1000000000; number the classes from 0, at most 100000 of them"),
         ({"classes": ["a", "b"]}, "y has the label 2 and there are 2 classes, numbered from 0"),
         ({"classes": np.zeros((2, 2))}, "classes is float64 of shape (2, 2); it must be different names"),
-        ({"classes": np.array(["a", "a"])}, "classes is <U1 of shape (2,); it must be different names"),
+        ({"classes": np.array(["b", "a", "a"])}, "classes has the name 'a' twice; it must be different names"),
+        ({"classes": -1}, "classes is -1; a number of classes must be from 1 to 100000"),
+        ({"classes": 10**6}, "classes is 1000000; a number of classes must be from 1 to 100000"),
         ({"classes": 0.5}, "classes is float64 of shape (); it must be different names"),
         ({"user": np.zeros(240)}, "user is float64; it must be whole numbers or texts"),
         ({"split": np.arange(240) % 3}, "split has the values 0, 1, 2; it must be 0 for training and 1 for testing"),
@@ -267,6 +269,7 @@ def test_arrays_of_other_names_are_not_read(write):
         ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "x has shape (0, 4), which holds nothing; save at least one"),
         ({"x": np.zeros((240, 3), complex)}, "x is complex128; it must be numbers"),
         ({"x": np.array(["a"] * 240)}, "x is <U1; it must be numbers"),
+        ({"x": np.zeros((240, 4, 4), bool)}, "x is bool of shape (240, 4, 4); save images with .astype('uint8') * 255"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(write, change, sentence):
@@ -315,6 +318,20 @@ def test_labels_with_gaps_are_named(write, caplog):
     assert caplog.text == ""
     read(write(x=x, y=np.arange(40) % 2 * 999), "iid", 2)
     assert "2 of 1000 classes up to the largest label occur; number them from 0" in caplog.text
+
+
+def test_labels_that_begin_at_one_are_named(write, caplog):
+    arrays = {"x": np.zeros((40, 3), dtype=np.float32), "y": np.arange(40) % 3 + 1}
+    assert read(write(**arrays, classes=4), "iid", 2).num_classes == 4
+    assert caplog.text == ""  # who says that there are four means it
+    assert read(write(**arrays), "iid", 2).num_classes == 4
+    assert "y has labels from 1 to 3, so that class 0 never occurs; number them from 0" in caplog.text
+
+
+def test_vectors_of_true_and_false_are_those_of_1_and_0(write):
+    x, y = np.random.default_rng(0).integers(2, size=(40, 3)), np.arange(40) % 2
+    whole = read(write(x=x, y=y), "iid", 2).clients[0].train[0]
+    assert torch.equal(read(write(x=x.astype(bool), y=y), "iid", 2).clients[0].train[0], whole)
 
 
 def test_an_array_whose_name_is_misspelt_is_named(write, caplog):

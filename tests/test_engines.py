@@ -190,6 +190,8 @@ def test_an_engine_that_cannot_do_it_says_so_and_names_another(monkeypatch):
         opened("batched", 1, clients, make_shop(convolutional)),
     ):
         pass
+    with pytest.raises(ValueError, match=r"needs a chain of linear layers.* use engine 'auto'"):
+        choose("batched", 1, clients, make_shop(convolutional))
     monkeypatch.setattr("hetperm.engine.choice.can_fork", lambda: False)
     with pytest.raises(ValueError, match="where a forked process can train; use engine 'threads'"):
         choose("processes", 2, clients, make_shop(convolutional))

@@ -1,6 +1,7 @@
 """What the server learns about its clients: gradients at common or own parts, their distances and their noise."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -120,6 +121,13 @@ def test_a_gradient_that_is_not_finite_is_named_with_epoch_and_client():
     w = start() | {"4.bias": torch.full((CLASSES,), float("inf"), dtype=torch.float64)}
     with pytest.raises(NotFinite, match=r"^epoch 3: client 0: the gradient is not finite"):
         collect_reports(make_federation(make_clients()), State(3, w, ()), ReportGradient(3), batch_size=4)
+
+
+def test_gradients_whose_spread_is_too_large_for_a_number_are_named_with_epoch_and_client(monkeypatch):
+    whole = discrepancy.mean_and_noise
+    monkeypatch.setattr(discrepancy, "mean_and_noise", lambda *reports: (whole(*reports)[0], math.inf))
+    with pytest.raises(NotFinite, match=r"^epoch 3: client 0: the spread of its gradients is inf; its inputs or its"):
+        collect_reports(make_federation(make_clients()), State(3, start(), ()), ReportGradient(3), batch_size=4)
 
 
 # Complexity in the weights

@@ -24,6 +24,7 @@ from hetperm.cli import who
 from hetperm.cli.main import guarded
 from hetperm.mixing import complexity, discrepancy
 from hetperm.runs import experiment, files, join, joined, partners, server_file
+from hetperm.runs.newcomer import client_of
 from hetperm.runs.setting import from_config
 from hetperm.server.estimate import EARLY
 from hetperm.server.visits import mixed_over
@@ -317,6 +318,21 @@ def test_bad_input_is_one_sentence_and_writes_nothing(words, sentence, finished,
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("n", "extra", "sentence"),
+    [
+        (1, {}, "the client that joins has one training sample, and chance decides whom it learns from"),
+        (4, {}, "all training samples are the same: nothing can be learned from them"),
+        (4, {"user": np.arange(4) // 2}, "user has 2 values, and all samples become those of one client; keep one"),
+    ],
+)
+def test_data_that_say_little_of_a_client_are_named(n, extra, sentence, finished, tmp_path, caplog):
+    run = join.read_run(finished[0].folder)
+    np.savez(tmp_path / "few.npz", x=np.zeros((n, 1, 8, 8), np.float32), y=np.arange(n) % 2, **extra)
+    join.added(run, client_of(tmp_path / "few.npz", 1.0))
+    assert sentence in caplog.text
 
 
 def drop(path: Path) -> None:

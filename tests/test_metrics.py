@@ -38,6 +38,16 @@ def test_accuracy_is_refused_where_it_means_nothing(outputs, y):
         accuracy(outputs, y)
 
 
+@pytest.mark.parametrize("metric", [accuracy, absolute_error, dice])
+def test_metrics_take_tensors_of_numbers(metric):
+    outputs, y = torch.zeros(2, 1), torch.zeros(2, 1)
+    for noun, arguments in (("outputs", (outputs.numpy(), y)), ("labels", (outputs, y.tolist()))):
+        with pytest.raises(TypeError, match=rf"^{noun} is a (ndarray|list); \w+ takes tensors, such as torch.as_tens"):
+            metric(*arguments)
+    with pytest.raises(ValueError, match=r"^labels hold nan, which \w+ cannot score; remove such samples$"):
+        metric(outputs, y * math.nan)
+
+
 def test_accuracy_of_every_place():
     outputs = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # one image of two places: class 0, then class 1
     assert accuracy(outputs, torch.tensor([[0, 0]])) == 0.5

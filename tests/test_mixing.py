@@ -11,6 +11,7 @@ from reference import perm_maths
 
 from hetperm import mixing
 from hetperm.mixing import complexity, solver
+from hetperm.mixing.simplex import water_fill
 
 
 def _generator(seed=0):
@@ -86,6 +87,27 @@ def test_relabelling_clients_relabels_the_solution_and_the_descent_exactly(probl
     random.shuffle(order)
     assert torch.equal(mixing.solve(c[order], n[order], lam), mixing.solve(c, n, lam)[order])
     assert torch.equal(mixing.descend(c[order], n[order], lam, 3), mixing.descend(c, n, lam, 3)[order])
+
+
+@settings(max_examples=40)
+@given(_problems())
+def test_a_descent_that_has_come_to_rest_is_not_gone_on_with_and_ends_in_the_same_bits(problem):
+    c, n, lam = _double(problem[0]), torch.tensor(problem[1]).double(), problem[2]
+    taken = []
+
+    def counted(*arguments):
+        taken.append(1)
+        return water_fill(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, "water_fill", counted)
+        alpha = mixing.descend(c, n, lam, 300)
+    factor = (n.min() / (2 * _double(lam))).clamp_max(torch.finfo(torch.float64).max)
+    slope, every = (c - c.amin(-1, keepdim=True)) * factor, torch.full_like(c, 1 / len(n))
+    for _ in range(300):
+        every = water_fill(slope - (1 - n.min() / n) * every, torch.ones_like(n))
+    assert torch.equal(alpha, every)
+    assert bool((n != n[0]).any()) or len(taken) <= 2  # with equal samples the first step is exact
 
 
 def test_relabelling_many_clients_with_ties_in_everything_is_exact():

@@ -121,6 +121,31 @@ def test_a_tier_of_ones_own_clients_is_a_width_and_the_model_is_copied():
     assert mine.architecture == {"class": "torch.nn.modules.container.Sequential"}
 
 
+def test_widths_of_ones_own_clients_that_leave_parts_untrained_or_cannot_be_met_are_named(caplog):
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert own(model, shards((1.0, 0.25))).warnings == () and caplog.text == ""
+    odd = own(model, shards((0.5, 1e-6))).warnings
+    assert [sentence in caplog.text for sentence in odd] == [True, True]
+    assert odd[0].startswith("the largest width of a client is 0.5 and static extraction always keeps the first")
+    assert odd[1].startswith("width 1e-06 keeps 1 of 8 channels (c0): share ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        ({"sketch": 25}, None),
+        ({"sketch": 26}, 26),  # of width 0.25, that of the smaller client: 4 channels
+        ({"sketch": 97, "discrepancy": "masked"}, None),
+        ({"sketch": 98, "discrepancy": "masked"}, 98),
+        ({"sketch": 98, "algorithm": "fedavg"}, None),
+    ],
+)  # fmt: skip
+def test_a_sketch_that_is_no_smaller_than_gradients_is_named(changes, numbers, caplog):
+    own(nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)), shards((1.0, 0.25)), **changes)
+    said = f"sketch {changes['sketch']} is no smaller than the gradients that clients compare, of {numbers} numbers"
+    assert (said in caplog.text) if numbers else not caplog.text
+
+
 # What cannot be set up
 
 IGNORED = Client((torch.zeros(4, 3), torch.full((4,), -100)))
@@ -144,9 +169,18 @@ def test_clients_and_models_that_cannot_be_trained_are_refused(sentence):
         own(model, clients, **changes)
 
 
-def test_options_that_the_model_does_not_take_are_refused():
-    with pytest.raises(ValueError, match="model 'mlp' does not take these model_options"):
-        from_config(TINY.override(model_options={"depth": 3}))
+@pytest.mark.parametrize(
+    ("model", "option", "advice"),
+    [
+        ("mlp", "hiden", "did you mean 'hidden'?"),
+        ("mlp", "depth", "it takes hidden"),
+        ("cnn", "depth", "it takes none"),
+    ],
+)
+def test_options_that_the_model_does_not_take_are_refused_with_those_it_takes(model, option, advice):
+    with pytest.raises(ValueError, match=rf"model '{model}' does not take these model_options \(.*\); ") as caught:
+        from_config(TINY.override(model=model, model_options={option: 3}))
+    assert str(caught.value).endswith(f"; {advice}")
 
 
 @pytest.mark.parametrize("options", [{"hidden": [5]}, {"hidden": ["a", "b"]}, {"hidden": 3}, {"hidden": {}}], ids=str)

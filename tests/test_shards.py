@@ -197,6 +197,7 @@ class Endless(Dataset):
         ({"train": ({}, Y)}, "train must be a pair of tensors, .*; got tuple of dict, Tensor"),
         ({"train": ((X, X[:3]), Y)}, "train has 3 inputs and 11 labels"),
         ({"train": ((X, X * torch.inf), Y)}, r"train inputs hold nan \(first in sample 0\)"),
+        ({"train": (X, Y), "collate": list}, "collate makes batches of the samples of a Dataset, and its data are in"),
         ({"train": (X, Y), "collate": 3}, "collate is 3; it must be a function, or None"),
     ],
 )
@@ -367,6 +368,8 @@ def test_a_sample_larger_than_the_cache_is_not_kept():
     assert cache[0][1] == 0 and cache.mb_kept == 0
     with pytest.raises(ValueError, match=r"^a cache of 0 MB holds nothing"):
         Cached([], mb=0)
+    with pytest.raises(TypeError, match=r"^the dataset is tensor\(3.\), which has no length \(.*\); it must be a map-"):
+        Cached(torch.tensor(3.0), mb=1)
 
 
 # Runs

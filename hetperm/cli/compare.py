@@ -58,7 +58,7 @@ def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
                 if not words:
                     raise UsageError("--out: the value is missing; name a file that ends in .html")
                 value, *words = words
-            if not value.endswith(".html"):
+            if not value.endswith(".html") or Path(value).name == ".html":  # which would be a hidden file
                 raise UsageError(f"--out: {value!r} is no page; name a file that ends in .html")
             out = path("--out", value)
         elif word.startswith("--"):

@@ -7,6 +7,7 @@ the flag and what it takes. Imports no torch.
 import argparse
 import ast
 import inspect
+import logging
 import re
 import sys
 import textwrap
@@ -19,6 +20,8 @@ from typing import Any, NoReturn, get_args, get_origin
 from hetperm.advice import closest, did_you_mean
 from hetperm.checks import COMMAS, choices_of, hints_of, members, path, split, unwrapped
 from hetperm.cli import examples
+
+log = logging.getLogger(__name__)
 
 # type -> (its name in help, its name in an error)
 TYPES = {
@@ -145,6 +148,9 @@ class _Read(argparse.Action):
         # Some versions of argparse take "--" out of what was given, and leave an empty list.
         if words == []:
             words = "--" if self.nargs is None else ["--"]
+        # Nothing is there before a flag is given. No error: wrappers put their own flags before those of a user.
+        if hasattr(namespace, self.dest):
+            log.warning("%s is given twice; the last one counts", self.option_strings[0])
         try:
             setattr(namespace, self.dest, self._read(words))
         except ValueError as error:

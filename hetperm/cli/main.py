@@ -142,13 +142,13 @@ def _dispatch(args: Sequence[str]) -> None:
     if not args:
         print(FIVE)
         return
+    if args[0] in ("-h", "--help", "--version") and args[1:]:
+        raise UsageError(f"{args[0]} goes with no other words; got {' '.join(args[1:])!r}")
     if args[0] in ("-h", "--help"):
         lines = [f"  hetperm {name:16} {about}" for name, (_, about) in COMMANDS.items()]
         print("usage: hetperm COMMAND [FLAGS]\n", *lines, f"\n{HELP}", sep="\n")
         return
     if args[0] == "--version":
-        if args[1:]:
-            raise UsageError(f"--version goes with no other words; got {' '.join(args[1:])!r}")
         import hetperm
 
         print(f"hetperm {hetperm.__version__}")

@@ -124,11 +124,15 @@ def _with_options(given: dict[str, Any], options: Sequence[str], base: Config) -
     """The given fields with the tables of options that --option changes."""
     tables = {name: dict(table) for name, table in base.rivals.items()}
     of_model = dict(given.get("model_options", base.model_options))
+    before: set[tuple[str, str]] = set()
     for option in options:
         where, equals, value = option.partition("=")
         name, dot, key = where.strip().rpartition(".")
         if not (equals and dot and name and key):
             raise UsageError(f"--option: {option!r} is not NAME.KEY=VALUE, such as ditto.prox=0.5")
+        if (name, key) in before:
+            log.warning("--option %s.%s is given twice; the last one counts", name, key)
+        before.add((name, key))
         table = of_model if name == "model" else tables.setdefault(name, {})
         table[key] = _toml(value)
     changed = {"rivals": tables, "model_options": of_model} if options else {}

@@ -173,7 +173,10 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
 
 
 def _unreadable(error: OSError) -> None:
-    raise ValueError(f"{error.filename} cannot be read ({error.strerror}); its images would be left out") from error
+    raise ValueError(
+        f"{error.filename} cannot be read ({error.strerror}), and its images would be left out; make it readable, or "
+        "name the folder that holds those of the classes"
+    ) from error
 
 
 def _warn_of_strays(folder: Path) -> None:

@@ -192,6 +192,13 @@ def _check_size(path: Path) -> None:
 
 def _inputs(x: np.ndarray, path: Path) -> Tensor:
     """x as it is divided and prepared: channels before the sides of an input."""
+    if x.dtype == bool:
+        if x.ndim != 2:  # of more axes it may be images or windows, and nothing says which
+            raise ValueError(
+                f"{path}: x is bool of shape {x.shape}; save images with .astype('uint8') * 255, and windows with "
+                ".astype('float32')"
+            )
+        x = x.astype(np.uint8)
     if x.dtype.kind not in "fiu":
         raise ValueError(f"{path}: x is {x.dtype}; it must be numbers")
     if x.size == 0:
@@ -247,22 +254,34 @@ def _labels(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Tensor, int]:
     num_classes, occur = int(y.max()) + 1, len(np.unique(y))
     if "classes" not in arrays and occur < num_classes / 2:
         log.warning("%s: %d of %d classes up to the largest label occur; number them from 0", path, occur, num_classes)
+    elif "classes" not in arrays and y.min() > 0:
+        log.warning(
+            "%s: y has labels from %d to %d, so that class 0 never occurs; number them from 0", path, y.min(), y.max()
+        )
     if "classes" in arrays:
-        names, num_classes = arrays["classes"], _class_count(arrays["classes"])
-        if num_classes is None:
-            raise ValueError(
-                f"{path}: classes is {names.dtype} of shape {names.shape}; it must be different names, or their number"
-            )
+        num_classes = _class_count(arrays["classes"], path)
         if y.max() >= num_classes:
             raise ValueError(f"{path}: y has the label {y.max()} and there are {num_classes} classes, numbered from 0")
     return torch.from_numpy(y.astype(np.int64)), num_classes
 
 
-def _class_count(classes: np.ndarray) -> int | None:
-    if classes.ndim == 1:
-        return len(classes) if classes.dtype.kind in "iuUS" and len(np.unique(classes)) == len(classes) else None
-    whole = classes.ndim == 0 and classes.dtype.kind in "iu" and 0 < classes <= MOST_CLASSES
-    return int(classes) if whole else None
+def _class_count(classes: np.ndarray, path: Path) -> int:
+    """How many classes there are, by their names or their number."""
+    if classes.ndim == 1 and classes.dtype.kind in "iuUS":
+        names, counts = np.unique(classes, return_counts=True)
+        if len(names) < len(classes):
+            raise ValueError(
+                f"{path}: classes has the name {shown(names[counts > 1].tolist()[0])} twice; it must be different "
+                "names, or their number"
+            )
+        return len(classes)
+    if classes.ndim or classes.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: classes is {classes.dtype} of shape {classes.shape}; it must be different names, or their number"
+        )
+    if not 0 < classes <= MOST_CLASSES:
+        raise ValueError(f"{path}: classes is {classes}; a number of classes must be from 1 to {MOST_CLASSES}")
+    return int(classes)
 
 
 def _names(arrays: Mapping[str, np.ndarray]) -> tuple[str, ...]:

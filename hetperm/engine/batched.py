@@ -19,6 +19,10 @@ from hetperm.engine.threads import Threads
 from hetperm.params import Params
 
 ENTRIES = 2**20  # parameters in a stack: 4 MB in float32, which stays in the cache of a core between steps
+NO_CHAIN = (
+    "the batched engine needs a chain of linear layers, trained with cross-entropy on classes in memory; use engine "
+    "'auto'"
+)
 
 
 def can_batch(clients: Sequence[Client], shop: Workshop) -> bool:
@@ -46,10 +50,7 @@ class Batched:
     def __init__(self, clients: Sequence[Client], shop: Workshop, workers: int = 1):
         self._layers = _layers(clients, shop)
         if self._layers is None:
-            raise ValueError(
-                "the batched engine needs a chain of linear layers, trained with cross-entropy on classes; "
-                "use engine 'auto'"
-            )
+            raise ValueError(NO_CHAIN)
         self.clients, self.workers = clients, workers
         shop = shop.copy(partial(chain.Chain, layers=self._layers))
         self._rest = Threads(clients, shop, workers) if workers > 1 else Sequential(clients, shop)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from hetperm.client import Client
 from hetperm.device.bench import Workshop
 from hetperm.device.recipe import PLAIN, Recipe
-from hetperm.engine.batched import Batched, can_batch
+from hetperm.engine.batched import NO_CHAIN, Batched, can_batch
 from hetperm.engine.processes import Processes, can_fork
 from hetperm.engine.sequential import Sequential
 from hetperm.engine.task import Engine
@@ -32,6 +32,8 @@ def choose(kind: str, workers: int, clients: Sequence[Client], shop: Workshop, r
         if not drawing:
             return "threads"
         return "processes" if on_cpu and can_fork() else "sequential"
+    if kind == "batched" and not can_batch(clients, shop):
+        raise ValueError(NO_CHAIN)
     if kind == "threads" and drawing:
         raise ValueError("threads would disturb each other in dropout-like layers; use engine 'processes' or 'auto'")
     if kind == "processes" and not (on_cpu and can_fork()):

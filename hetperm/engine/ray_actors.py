@@ -293,7 +293,9 @@ def _nodes() -> dict[str, int]:
 
 def _light(client: Client) -> Client:
     """What tasks need of a client: of a pool that many share only its own rows, and no test data."""
-    return replace(client, train=_own(client.train), val=None if client.val is None else _own(client.val), test=None)
+    val = None if client.val is None else _own(client.val)
+    # Stored samples have their collate with them, and without any it would be refused.
+    return replace(client, train=_own(client.train), val=val, test=None, collate=None)
 
 
 def _own(shard: Shard) -> Shard:

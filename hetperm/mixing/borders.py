@@ -52,6 +52,8 @@ def numbers(name: str, value: Any, device: torch.device | None = None) -> Tensor
     """
     if isinstance(value, Tensor):
         dense(name, value)
+    if isinstance(value, bool):  # Python takes True for 1, but nobody means it as a number
+        raise TypeError(f"{name} is {value}; it must be a number, or a tensor or list of numbers")
     try:
         return torch.as_tensor(value, dtype=torch.float64, device=device).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -361,7 +361,7 @@ def mean_and_noise(gradients: Iterable[Tensor], sizes: Sequence[float]) -> tuple
     """The mean gradient g (d,) of micro-batches and its variance q (see `noise`), from one gradient at a time.
 
     Two vectors are in memory at a time, instead of one for each micro-batch: a device may have no room for more. This
-    is West's weighted mean.
+    is West's weighted mean. Of gradients that are not finite neither are the mean and q, and q is nan of one gradient.
 
     Args:
         gradients: (d,) the gradient of each micro-batch.

@@ -82,7 +82,9 @@ def descend(c: Tensor, n: Tensor, lam: float | Tensor, steps: int) -> Tensor:
         slope, stay, ones = c * factor, 1 - n.min() / n, torch.ones_like(n)
         alpha = torch.full_like(c, 1 / len(n))
         for _ in range(steps):
-            alpha = water_fill(slope - stay * alpha, ones)  # the projection of stay * alpha - slope
+            before, alpha = alpha, water_fill(slope - stay * alpha, ones)  # the projection of stay * alpha - slope
+            if torch.equal(alpha, before):  # so will all that follow be
+                break
         return alpha
 
     return _by_rows(walk, c, n, lam)

@@ -1,12 +1,14 @@
 """The model of a run: built from its configuration, traced so that it can be cut, and measured."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetperm.advice import did_you_mean
 from hetperm.client import Client
 from hetperm.config import Config
 from hetperm.device.bench import outputs_of
@@ -32,7 +34,26 @@ def named(name: str, sizes: Mapping[str, Any], options: Mapping[str, Any]) -> nn
     # Constructors of libraries check little: bad options show as whatever went wrong with them.
     except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
         reason = one_line(str(error)) or type(error).__name__
-        raise ValueError(f"model {name!r} does not take these model_options ({reason})") from error
+        known = _known_instead(name, options)
+        raise ValueError(f"model {name!r} does not take these model_options ({reason}){known}") from error
+
+
+def _known_instead(name: str, options: Mapping[str, Any]) -> str:
+    """The options that a model of the zoo has, if one is given that it has not; of libraries' models nobody lists them.
+
+    Example:
+        >>> _known_instead("mlp", {"hiden": [3, 3]})
+        "; did you mean 'hidden'?"
+    """
+    kind, _, short = zoo.resolve(name).partition(":")
+    if kind != "zoo":
+        return ""
+    parameters = inspect.signature(zoo.MODELS[short]).parameters
+    known = [option for option in parameters if option not in ("in_channels", "num_classes", "image_size")]
+    strange = next((option for option in options if option not in known), None)
+    if strange is None:
+        return ""
+    return "; " + did_you_mean(strange, known, f"it takes {', '.join(known) or 'none'}")
 
 
 def scalable_of(

@@ -118,6 +118,8 @@ def fit(
     if config.out is not None:
         files.run_folder(config.out, "", resume=config.resume)  # called for its error
     setting = from_model(model, clients, config, loss=loss, metric=metric, augment=augment)
+    if all([client.test is None for client in clients]):
+        log.warning("no client has test data: models are trained, and no figure says how good they are")
     training.check_steps(setting)
     with (
         nullcontext() if config.out is None else _opened(setting.config) as folder,

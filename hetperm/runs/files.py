@@ -390,13 +390,24 @@ def altered(folder: Path) -> list[str]:
         seeds = read_settings(folder).get("seeds", [])
         homes = [f"seed-{seed}" for seed in seeds] if isinstance(seeds, list) else []
         names = [home for home in homes if not (folder / home).is_dir()]
-    for run in (folder, *sorted(folder.glob("seed-*"))):
-        path = run / CHECKSUMS
-        if path.is_file():
-            stated, now = path.read_text(errors="replace").splitlines(), _checksums(run).splitlines()
-            found = sorted({line.partition("  ")[2] for line in {*stated} ^ {*now}} - {"report.html"})
+    for run in _with_seeds(folder):
+        if _has_checksums(run):
+            stated = (run / CHECKSUMS).read_text(errors="replace").splitlines()
+            now = _checksums(run).splitlines()
+            # A line that names no file is a fault of the list itself.
+            found = sorted({line.partition("  ")[2] or CHECKSUMS for line in {*stated} ^ {*now}} - {"report.html"})
             names += [(run / name).relative_to(folder).as_posix() for name in found]
     return names
+
+
+def _with_seeds(folder: Path) -> list[Path]:
+    """The folder, and those of its seeds."""
+    return [folder, *sorted(path for path in folder.glob("seed-*") if path.is_dir())]
+
+
+def _has_checksums(run: Path) -> bool:
+    path = run / CHECKSUMS
+    return path.is_file() and path.stat().st_size > 0
 
 
 def warn_of_altered(folder: Path) -> None:
@@ -404,6 +415,12 @@ def warn_of_altered(folder: Path) -> None:
     names = [name if (folder / name).exists() else f"{name} (missing)" for name in altered(folder)]
     if names:
         log.warning("%s: not as the run wrote it, going by %s: %s", folder, CHECKSUMS, ", ".join(names))
+    unchecked = [run for run in _with_seeds(folder) if not _has_checksums(run)]
+    if unchecked:
+        log.warning(
+            "%s: its files cannot be checked, as there is nothing in %s: the run was not finished, or it was removed",
+            unchecked[0], CHECKSUMS,
+        )  # fmt: skip
 
 
 def _is_json(path: Path) -> bool:

@@ -14,7 +14,7 @@ from hetperm.data.images import LARGEST_VALUE
 from hetperm.data.npz import arrays_of
 from hetperm.report.contents import read_summary
 from hetperm.runs.building import num_outputs
-from hetperm.runs.data_checks import IGNORED
+from hetperm.runs.data_checks import IGNORED, check_inputs
 from hetperm.runs.loss_checks import tried
 from hetperm.runs.rehearsal import about, rehearse
 from hetperm.runs.setting import Setting
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 NORMALISED = ("digits", "digit-pairs", "mnist", "cifar10", "imagefolder", "npz")  # data sets
 UNUSUAL = 5.0  # a mean or deviation of inputs that were normalised to 0 and 1
-_KEYS = ("x", "y", "split")
+_KEYS = ("x", "y", "split", "user")
 _REMEDY = "give join the model, the loss and the metric of the run, and data like its own"
 
 
@@ -52,6 +52,9 @@ def client_of(path: Path, width: float) -> Client:
         raise ValueError(
             f"{path}: x holds {beyond[0]:g}, beyond {LARGEST_VALUE:g}; normalise it like the data of the run"
         )
+    users = len(np.unique(arrays["user"])) if "user" in arrays else 1
+    if users > 1:
+        log.warning("%s: user has %d values, and all samples become those of one client; keep one user's", path, users)
     data = torch.from_numpy(single), torch.from_numpy(y.astype(np.int64))
     split = arrays.get("split", np.zeros(y.shape, int))
     if split.shape != y.shape or not np.isin(split, (0, 1)).all() or (len(y) and split.all()):
@@ -93,6 +96,12 @@ def check(client: Client, setting: Setting, sample: Sequence[int]) -> None:
     if setting.config.dataset.partition(":")[0] in NORMALISED and x.is_floating_point():
         _warn_of_scale(x.double())
     check_batch(model, client.n_train)
+    if client.n_train == 1:
+        log.warning(
+            "the client that joins has one training sample, and chance decides whom it learns from: the noise of its "
+            "gradient is taken from the others"
+        )
+    check_inputs([client])
     if setting.shop.loss is F.cross_entropy:
         outputs = tried("model", lambda x: num_outputs(model, client), (x,), about(x), _REMEDY)
         _check_labels(client, outputs)

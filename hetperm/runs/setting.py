@@ -294,7 +294,21 @@ def from_model(
     shop = Workshop(model, loss, scalable, augment=augment)
     tiers = [f"{client.width:g}" for client in clients]
     setting = _setting(shop, clients, config, metric, tiers, OWN)
-    return replace(setting, architecture={"class": f"{kind.__module__}.{kind.__qualname__}"})
+    architecture = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    return replace(setting, architecture=architecture, warnings=_odd_widths(setting))
+
+
+def _odd_widths(setting: Setting) -> tuple[str, ...]:
+    """Warn of widths of a user's clients that leave parts untrained or cannot be met; the sentences."""
+    widths = [client.width for client in setting.clients]
+    untrained = profile.uncovered(widths, setting.config.extraction)
+    scalable = setting.shop.scalable
+    # The narrowest is met worst; profiles have such notes for every tier.
+    coarse = [] if scalable is None else scalable.axis_map.coarse(min(widths))
+    warnings = (*([untrained] if untrained else []), *coarse)
+    for warning in warnings:
+        log.warning("%s", warning)
+    return warnings
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -353,7 +367,7 @@ def _setting(
         if all([int(client.classes.sum()) == 1 for client in clients]):
             log.warning("with label_mask each client can only answer its one class: every model is right untrained")
     data_checks.check_masks(clients)
-    return Setting(
+    setting = Setting(
         clients=clients,
         shop=shop,
         start=shop.full.take(),
@@ -365,6 +379,23 @@ def _setting(
         heads=tuple(heads),
         presence=presence_of(config),
     )
+    _check_sketch(setting)
+    return setting
+
+
+def _check_sketch(setting: Setting) -> None:
+    """Warn of a sketch that is no smaller than what it stands for."""
+    config = setting.config
+    if config.sketch is None or not any([METHODS[name].mixes for name in (config.algorithm, *config.baselines)]):
+        return
+    compared = 1.0 if config.discrepancy == "masked" else min([client.width for client in setting.clients])
+    numbers = setting.num_params(compared)
+    if config.sketch >= numbers:
+        log.warning(
+            "sketch %d is no smaller than the gradients that clients compare, of %d numbers: they send more and their "
+            "distances are less accurate; leave sketch out",
+            config.sketch, numbers,
+        )  # fmt: skip
 
 
 def presence_of(config: Config) -> Presence:

@@ -11,7 +11,7 @@ from hetperm import mixing
 from hetperm.device.gradients import POSITIONS, Report, ReportGradient
 from hetperm.engine.task import Task
 from hetperm.mixing import discrepancy
-from hetperm.params import Params, check_finite, num_bytes
+from hetperm.params import NotFinite, Params, check_finite, num_bytes
 from hetperm.server.federation import Federation
 from hetperm.server.slicer import Index
 from hetperm.state import State, Work
@@ -158,6 +158,11 @@ def _collected(
         reports[task.host] = report
         where = f"epoch {state.r}: client {task.host}"
         check_finite({"the gradient": report.gradient}, where, f"; the width was {task.width:g}")
+        if math.isinf(report.noise):  # squares overflow before gradients do
+            raise NotFinite(
+                f"{where}: the spread of its gradients is {report.noise:g}; its inputs or its loss are too large, so "
+                "scale them down, or lower the learning rate (global_lr)"
+            )
         # A gradient has the size of its model. A masked one is sent without its zeros, whose places the server knows.
         model = num_bytes({name: x for name, x in task.params.items() if name != POSITIONS})
         down += model
