@@ -9,6 +9,7 @@ from test_report_page import CONFIG, Page, data_of, write_run, write_sweep
 
 from hetperm.cli import compare as command
 from hetperm.cli.main import guarded
+from hetperm.report import page
 from hetperm.report.compare import compare, method_grid, render, run_grid, setting_grid, tier_grid
 from hetperm.runs import files
 
@@ -111,10 +112,12 @@ def test_what_cannot_be_compared_is_refused_in_a_sentence(two, tmp_path, capsys)
     assert refused(capsys, first, other).startswith("first divides the data by label-shift:2 and other by iid;")
     files.write(other / "config.toml", CONFIG)
     with_summary(num_clients=7)
+    files.write_csv(other / "clients.csv", [*clients(), {**clients()[0], "client": 6}])
     assert refused(capsys, first, other) == (
         "first has 6 clients and other has 7; runs with different clients cannot be compared: run both with the same "
         "--num-clients"
     )
+    files.write_csv(other / "clients.csv", clients())
     with_summary(seed=4)
     assert refused(capsys, first, other).startswith(
         "the runs share no seed (first has 0; other has 4), so their clients differ"
@@ -181,6 +184,23 @@ def test_files_that_were_changed_are_named_those_of_seeds_too(tmp_path, caplog, 
     assert guarded(command.main, [*map(str, runs)]) == 0
     said = f"not as the run wrote it, going by checksums.txt: {seed.name}/clients.csv"
     assert caplog.messages == [f"{runs[1]}: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "config", "sentence"),
+    [
+        (0, CONFIG, "seed-1 holds a run with seed 0; put back the one with seed 1"),
+        (1, CONFIG + "share = 0.7\n", "seed-1 holds a run with share 0.7, and that of the sweep is 0.2;"),
+    ],
+)
+def test_a_folder_of_a_seed_that_holds_another_run_is_named(tmp_path, capsys, seed, config, sentence):
+    sweep = write_sweep(tmp_path / "sweep")
+    files.write(sweep / "config.toml", CONFIG + "share = 0.2\n")
+    files.write_json(sweep / "seed-1" / "summary.json", single(seed))
+    files.write(sweep / "seed-1" / "config.toml", config)
+    assert sentence in refused(capsys, sweep, write_run(tmp_path / "run"))
+    with pytest.raises(ValueError, match=sentence.partition(";")[0].replace(".", r"\.")):
+        page.render(sweep)
 
 
 def test_hostile_names_of_folders_stay_text(two, tmp_path):

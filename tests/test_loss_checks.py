@@ -146,6 +146,34 @@ def test_a_model_that_computes_something_else_with_the_same_weights_is_refused(f
     assert load_client(folder, np.int64(1), net())(torch.zeros(1, 4)).shape == (1, 3)
 
 
+@pytest.mark.parametrize(
+    "draw", [lambda out: torch.dropout(out, 0.5, True), lambda out: out * (2.0 - torch.rand(1).round())]
+)
+def test_a_model_that_answers_by_chance_is_taken_as_it_is(tmp_path, draw):
+    fit(Wrapped(draw), clients(3), Config(**QUICK, out=tmp_path / "run"))
+    for i in range(3):
+        assert load_client(tmp_path / "run", i, Wrapped(draw))(torch.zeros(1, 4)).shape == (1, 3)
+
+
+class Two(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+
+    def forward(self, a, b):
+        return self.inner(torch.cat([a, b], 1))
+
+
+def test_nobody_joins_a_run_whose_model_takes_several_inputs(tmp_path):
+    several = [Client(((one.train[0], one.train[0]), one.train[1])) for one in clients()]
+    fit(Two(), several, Config(**QUICK, out=tmp_path / "run"))
+    assert load_client(tmp_path / "run", 1, Two())(torch.zeros(1, 4), torch.ones(1, 4)).shape == (1, 3)
+    with pytest.raises(ValueError, match="the run's model takes several inputs, and clients join only runs"):
+        hetperm.join(tmp_path / "run", clients()[0], model=Two())
+
+
 # Numbers of numpy
 
 

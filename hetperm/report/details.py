@@ -12,8 +12,10 @@ import numpy as np
 from hetperm.report.contents import Contents, read_figures, read_settings, read_summary, seed_folders
 from hetperm.report.fields import table
 from hetperm.report.summary import Row, Rows, Summary
+from hetperm.texts import shown
 
 CLOCK = "timing.json"
+OF_A_SEED = {"name", "out", "seed", "seeds"}  # settings that differ between a sweep and its seeds
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,25 @@ def runs_of(folder: Path, contents: Contents) -> list[Run]:
     if not contents.summary.seeds:
         return [read_run(folder, contents.summary, contents.settings)]
     homes = [home for home in seed_folders(folder, contents.summary) if (home / "summary.json").is_file()]
+    summaries = [_of_this_sweep(home, read_summary(home), contents) for home in homes]
     # The configuration of a seed has its step sizes; that of the sweep has them only if they were given.
-    return [read_run(home, read_summary(home), read_settings(home) or contents.settings) for home in homes]
+    pairs = zip(homes, summaries, strict=True)
+    return [read_run(home, summary, read_settings(home) or contents.settings) for home, summary in pairs]
+
+
+def _of_this_sweep(home: Path, summary: Summary, contents: Contents) -> Summary:
+    """The summary of a seed's folder; an error if that holds another run than the one that the sweep tells of."""
+    wanted = int(home.name.rpartition("-")[2])
+    if summary.seed != wanted:
+        raise ValueError(f"{home} holds a run with seed {summary.seed}; put back the one with seed {wanted}")
+    settings = read_settings(home)
+    for name in sorted(settings.keys() & contents.settings.keys() - OF_A_SEED):
+        if settings[name] != contents.settings[name]:
+            raise ValueError(
+                f"{home} holds a run with {name} {shown(settings[name])}, and that of the sweep is "
+                f"{shown(contents.settings[name])}; put back the one of this sweep"
+            )
+    return summary
 
 
 def read_run(folder: Path, summary: Summary, settings: Mapping[str, Any]) -> Run:

@@ -413,6 +413,11 @@ def _check_model(model: nn.Module, w: Params, remedy: str) -> None:
 
 def _setting_of(config: Config, manifest: dict[str, Any], model: nn.Module, *, cut: bool) -> Setting:
     """The setting of a run, without clients, from its configuration, the manifest of a client and the whole model."""
+    if not all([isinstance(size, int) for size in manifest["input"]]):
+        raise ValueError(
+            "the run's model takes several inputs, and clients join only runs whose models take one; train another run "
+            "with the newcomers in it"
+        )
     dtype = getattr(torch, manifest.get("input_dtype", "float32"))
     example = torch.zeros(1, *manifest["input"], dtype=dtype)
     return setting.empty(model, config, example, dataset=manifest["dataset"], cut=cut)
