@@ -129,7 +129,12 @@ def options_for(name: str, config: Config, *, steps: int) -> Any:
         values.setdefault(rate, values["lr"])
     # At least half of the steps train the model that is fine-tuned: in a short run 100 would leave nothing to tune.
     values["fine_tune_steps"] = min(values.get("fine_tune_steps", FINE_TUNE_STEPS), steps // 2)
-    return _filled(method.options, values)
+    try:
+        return _filled(method.options, values)
+    except TypeError as error:  # an own dataclass of which a field has no default
+        raise ValueError(
+            f"{name}: its options have no value ({error}); give each a default in their dataclass"
+        ) from error
 
 
 def _filled(kind: type, values: Mapping[str, Any]) -> Any:

@@ -84,7 +84,11 @@ def load_installed() -> None:
 
 
 def _refusal(name: str, error: BaseException, otherwise: str) -> ValueError:
-    reason = f"{type(error).__name__}: {one_line(str(error))[:LONGEST]}"
+    try:
+        words = str(error)
+    except Exception:  # a user's exception need not be able to say what it is
+        words = "it cannot be shown"
+    reason = f"{type(error).__name__}: {one_line(words)[:LONGEST]}"
     return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
 
 

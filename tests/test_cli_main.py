@@ -40,6 +40,41 @@ def status(words: list[str]) -> int:
     return stop.value.code
 
 
+OWN = """
+import sys
+from dataclasses import dataclass
+import hetperm
+
+def score(outputs, y):
+    sys.exit(0)
+
+@dataclass(frozen=True)
+class Options:
+    mine: int
+
+hetperm.register_metric("ends", score)
+hetperm.register_algorithm("bare", lambda federation, start, options: None, Options)
+if "{close}":
+    sys.stdout.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("close", "flags", "sentence"),
+    [
+        ("", "--metric ends", "code that is not of hetperm ended the command (SystemExit); let it return"),
+        ("", "--baselines bare", "bare: its options have no value"),
+        ("yes", "--baselines local", "the output could not be written (Bad file descriptor); all else was done"),
+    ],
+)
+def test_code_of_a_plugin_that_ends_the_command_is_named(tmp_path, close, flags, sentence):
+    (tmp_path / "own.py").write_text(OWN.replace("{close}", close))
+    words = [*TINY, "--plugins", str(tmp_path / "own.py"), "--out", str(tmp_path / "run"), *flags.split()]
+    done = python("-m", "hetperm", "train", *words)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert sentence in done.stderr
+
+
 # Commands
 
 
@@ -261,7 +296,7 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
     files.write_checksums(tmp_path)
     assert status(["report", str(tmp_path)]) == 0
     assert not caplog.records
-    (tmp_path / "clients.csv").write_text("null")
+    (tmp_path / "clients.csv").write_text("client\n0\n1\n")
     (tmp_path / "profile.csv").unlink()
     assert status(["report", str(tmp_path)]) == 0
     said = "not as the run wrote it, going by checksums.txt: clients.csv, profile.csv (missing)"

@@ -260,6 +260,7 @@ def test_what_is_no_data_set_is_refused(fields, sentence):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("raise GeneratorExit", "GeneratorExit: "),
         ("class Mine(BaseException): pass\nraise Mine('me')", "Mine: me"),
+        ("class Mine(Exception):\n  def __str__(self): return 1\nraise Mine", "Mine: it cannot be shown"),
     ],
 )
 def test_a_plugin_that_ends_itself_is_refused(text, reason, tmp_path):

@@ -192,6 +192,10 @@ def _status(command: Command, args: Sequence[str]) -> int:
             _check_encoding(word)
         command(args)
     except SystemExit as stop:
+        if not _is_ours(stop):
+            return _refuse(
+                "code that is not of hetperm ended the command (SystemExit); let it return, or raise an error"
+            )
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
         return _say_stopped(stop, command, args)
@@ -202,6 +206,19 @@ def _status(command: Command, args: Sequence[str]) -> int:
             raise
         return _refuse(old_torch() or explained(error, args))
     return 0
+
+
+def _is_ours(stop: SystemExit) -> bool:
+    """Whether a command ended itself, and not a metric, loss or plugin that it called: then nothing was said of it."""
+    place = stop.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = "" if place is None else place.tb_frame.f_globals.get("__name__", "")
+    return (
+        module.partition(".")[0] in ("hetperm", "argparse")
+        or place is None
+        or place.tb_frame.f_code is _status.__code__
+    )
 
 
 class _NumpyFirst:

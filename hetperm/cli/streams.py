@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -36,10 +37,11 @@ class Lasting:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            self.fault = self.fault or error
+        except (OSError, ValueError) as error:  # a stream that was closed raises a ValueError
+            closed = OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self.fault = self.fault or (error if isinstance(error, OSError) else closed)
             # All that follows goes nowhere, also what Python still holds back and writes when it exits.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
                 os.close(nowhere)
