@@ -68,6 +68,11 @@ def said(caplog, model, loss=F.cross_entropy, augment=None):
             "depend on the other samples of its batch, or on chance",
         ),
         (Wrapped(lambda out: out + torch.randn_like(out)), F.cross_entropy, "in evaluation too"),
+        (
+            net(nn.BatchNorm1d(8, track_running_stats=False)),
+            F.cross_entropy,
+            "depend on the other samples of its batch",
+        ),
     ],
 )
 def test_a_model_and_loss_that_teach_nonsense_are_warned_about(caplog, model, loss, sentence):

@@ -75,6 +75,7 @@ def rehearse(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
                 )
             _check_single(model, x, outputs)
+            _warn_of_batches(model, x, outputs)
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
             if loss is F.cross_entropy and outputs.dim() == 2:
                 _check_range(clients, outputs.shape[1])
@@ -184,13 +185,21 @@ def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
             f"the model gives outputs of shape {tuple(alone.shape)} for one sample and {tuple(outputs.shape)} for two; "
             f"they must have shape {(1, *outputs.shape[1:])}, so squeeze no axis but those that are meant"
         )
-    if isinstance(alone, Tensor) and alone.is_floating_point():
-        away = float((alone - outputs[:1]).detach().abs().max()) if alone.numel() else 0.0
-        if away > 1e-2 * float(outputs.detach().abs().max()):
-            log.warning(
-                "the model's outputs for a sample depend on the other samples of its batch, or on chance, in "
-                "evaluation too; its scores then depend on how samples are divided into batches"
-            )
+
+
+def _warn_of_batches(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
+    """Warn if outputs for two samples change with a third one in their batch, or by chance."""
+    try:
+        # The first again: a mean over the batch is then another one.
+        others = outputs_of(model, mapped(lambda one: torch.cat([one, one[:1]]), x))
+        away = float((others[:2] - outputs).detach().abs().max())
+    except Exception:  # a user's code can raise anything; steps and scores take other batches than this
+        return
+    if away > 1e-2 * float(outputs.detach().abs().max()):
+        log.warning(
+            "the model's outputs for a sample depend on the other samples of its batch, or on chance, in "
+            "evaluation too; its scores then depend on how samples are divided into batches"
+        )
 
 
 def _two_samples(i: int, client: Client, part: str = "train") -> tuple[Inputs, Tensor]:
