@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hetperm.texts import one_line, shown
+from hetperm.texts import one_line, shown, words_of
 
 LONGEST = 200  # characters of what went wrong inside a plugin
 
@@ -84,11 +84,7 @@ def load_installed() -> None:
 
 
 def _refusal(name: str, error: BaseException, otherwise: str) -> ValueError:
-    try:
-        words = str(error)
-    except Exception:  # a user's exception need not be able to say what it is
-        words = "it cannot be shown"
-    reason = f"{type(error).__name__}: {one_line(words)[:LONGEST]}"
+    reason = f"{type(error).__name__}: {one_line(words_of(error))[:LONGEST]}"
     return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
 
 

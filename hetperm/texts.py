@@ -56,3 +56,16 @@ def shown(value: Any) -> str:
     except Exception:  # an object of the user's, which cannot even be shown
         return f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says; of a user's own, which need not be able to say anything, that it does not.
+
+    Example:
+        >>> words_of(ValueError("too large"))
+        'too large'
+    """
+    try:
+        return str(error)
+    except Exception:  # a user's code can raise anything
+        return "it cannot be shown"

@@ -52,7 +52,27 @@ def score(outputs, y):
 class Options:
     mine: int
 
+class Stop(BaseException):
+    pass
+
+class Mute(Exception):
+    def __str__(self):
+        return 1
+
+def stops(outputs, y):
+    raise Stop("enough")
+
+def by_argparse(outputs, y):
+    import argparse
+    argparse.ArgumentParser().exit(0)
+
+def mute(outputs, y):
+    raise Mute
+
 hetperm.register_metric("ends", score)
+hetperm.register_metric("stops", stops)
+hetperm.register_metric("by-argparse", by_argparse)
+hetperm.register_metric("mute", mute)
 hetperm.register_algorithm("bare", lambda federation, start, options: None, Options)
 if "{close}":
     sys.stdout.close()
@@ -63,6 +83,9 @@ if "{close}":
     ("close", "flags", "sentence"),
     [
         ("", "--metric ends", "code that is not of hetperm ended the command (SystemExit); let it return"),
+        ("", "--metric by-argparse", "code that is not of hetperm ended the command (SystemExit); let it return"),
+        ("", "--metric stops", "code that is not of hetperm ended the command (enough); let it raise an Exception"),
+        ("", "--metric mute", "(it cannot be shown); "),
         ("", "--baselines bare", "bare: its options have no value"),
         ("yes", "--baselines local", "the output could not be written (Bad file descriptor); all else was done"),
     ],

@@ -186,16 +186,22 @@ def test_files_that_were_changed_are_named_those_of_seeds_too(tmp_path, caplog, 
     assert caplog.messages == [f"{runs[1]}: {said}"]
 
 
+SWEPT = 'algorithm = "perm"\nshare = 0.2\n'
+
+
 @pytest.mark.parametrize(
     ("seed", "config", "sentence"),
     [
-        (0, CONFIG, "seed-1 holds a run with seed 0; put back the one with seed 1"),
-        (1, CONFIG + "share = 0.7\n", "seed-1 holds a run with share 0.7, and that of the sweep is 0.2;"),
+        (0, SWEPT, "seed-1 holds a run with seed 0; put back the one with seed 1"),
+        (1, SWEPT + "projection = 0.1\n", "seed-1 holds a run with projection 0.1, and that of the sweep is None;"),
+        (1, SWEPT.replace("0.2", "0.7"), "seed-1 holds a run with share 0.7, and that of the sweep is 0.2;"),
     ],
 )
 def test_a_folder_of_a_seed_that_holds_another_run_is_named(tmp_path, capsys, seed, config, sentence):
     sweep = write_sweep(tmp_path / "sweep")
-    files.write(sweep / "config.toml", CONFIG + "share = 0.2\n")
+    for home in (sweep, *sweep.glob("seed-*")):
+        files.write(home / "config.toml", SWEPT + ("" if home == sweep else "global_lr = 0.5\n"))
+    page.render(sweep)  # step sizes that a run fills in are none of a sweep
     files.write_json(sweep / "seed-1" / "summary.json", single(seed))
     files.write(sweep / "seed-1" / "config.toml", config)
     assert sentence in refused(capsys, sweep, write_run(tmp_path / "run"))

@@ -30,7 +30,7 @@ from hetperm.cli import (
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError, folder_of
 from hetperm.cli.streams import lasting
-from hetperm.texts import one_line, printable
+from hetperm.texts import one_line, printable, words_of
 
 TORCH = (2, 6)  # the oldest version that works, as in pyproject.toml
 HELP = """hetperm COMMAND --help lists the flags of a command, with examples.
@@ -205,20 +205,22 @@ def _status(command: Command, args: Sequence[str]) -> int:
         if os.environ.get("HETPERM_TRACEBACK"):
             raise
         return _refuse(old_torch() or explained(error, args))
+    except BaseException as error:  # what only code of a plugin raises, or lets out
+        if os.environ.get("HETPERM_TRACEBACK"):
+            raise
+        return _refuse(f"code that is not of hetperm ended the command ({words_of(error)}); let it raise an Exception")
     return 0
 
 
 def _is_ours(stop: SystemExit) -> bool:
     """Whether a command ended itself, and not a metric, loss or plugin that it called: then nothing was said of it."""
     place = stop.__traceback__
-    while place is not None and place.tb_next is not None:
+    while place is not None:
+        module = place.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("hetperm", "argparse"):
+            return False
         place = place.tb_next
-    module = "" if place is None else place.tb_frame.f_globals.get("__name__", "")
-    return (
-        module.partition(".")[0] in ("hetperm", "argparse")
-        or place is None
-        or place.tb_frame.f_code is _status.__code__
-    )
+    return True
 
 
 class _NumpyFirst:

@@ -15,6 +15,7 @@ from hetperm.report.summary import Row, Rows, Summary
 from hetperm.texts import shown
 
 CLOCK = "timing.json"
+CHOSEN = ("personal_lr", "global_lr")  # settings that a run fills in where a sweep leaves them open
 OF_A_SEED = {"name", "out", "seed", "seeds"}  # settings that differ between a sweep and its seeds
 
 
@@ -64,12 +65,15 @@ def _of_this_sweep(home: Path, summary: Summary, contents: Contents) -> Summary:
     wanted = int(home.name.rpartition("-")[2])
     if summary.seed != wanted:
         raise ValueError(f"{home} holds a run with seed {summary.seed}; put back the one with seed {wanted}")
-    settings = read_settings(home)
-    for name in sorted(settings.keys() & contents.settings.keys() - OF_A_SEED):
-        if settings[name] != contents.settings[name]:
+    settings, of_sweep = read_settings(home), contents.settings
+    names = settings.keys() & of_sweep.keys()
+    if "algorithm" in names:  # whole configurations, in which what is not set is left out
+        names = (settings.keys() | of_sweep.keys()) - {name for name in CHOSEN if name not in of_sweep}
+    for name in sorted(names - OF_A_SEED):
+        if settings.get(name) != of_sweep.get(name):
             raise ValueError(
-                f"{home} holds a run with {name} {shown(settings[name])}, and that of the sweep is "
-                f"{shown(contents.settings[name])}; put back the one of this sweep"
+                f"{home} holds a run with {name} {shown(settings.get(name))}, and that of the sweep is "
+                f"{shown(of_sweep.get(name))}; put back the one of this sweep"
             )
     return summary
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hetperm.device.bench import Loss
 from hetperm.shards import tensors_of
-from hetperm.texts import one_line, shown
+from hetperm.texts import one_line, shown, words_of
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
     try:
         return function(*args)
     except Exception as error:  # a user's code can raise anything
-        reason = one_line(str(error)) or type(error).__name__
+        reason = one_line(words_of(error)) or type(error).__name__
         raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
 
 
