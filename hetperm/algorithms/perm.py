@@ -182,8 +182,9 @@ def with_weights(federation: Federation, state: State, options: Options, *, late
         compare=rule.discrepancy,
         extraction=options.extraction,
         age=options.alpha_every if options.report_age is None else options.report_age,
-        denoise=rule.denoise and rule.knows_noise,
     )
+    if rule.denoise and rule.knows_noise:
+        reports = reports.denoised(federation.order)
     sent = any([gradient is not None for gradient in reports.gradients])
     if late and not sent:
         return replace(state, work=state.work + reports.work)

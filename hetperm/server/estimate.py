@@ -91,7 +91,6 @@ def collect_reports(
     compare: str = "probe",
     extraction: str = "static",
     age: int = 0,
-    denoise: bool = False,
 ) -> Reports:
     """Ask clients for their gradient at the global model; return the distances and the noise of the gradients.
 
@@ -105,7 +104,6 @@ def collect_reports(
         extraction: which part a client holds, for "masked".
         batch_size: samples of a step, in which the work is counted.
         age: epochs for which the report of an absent client is used.
-        denoise: whether mixing weights are computed from distances that are freed of chance.
     """
     if compare not in ("probe", "masked"):
         raise ValueError(f"unknown discrepancy {compare!r}; use 'probe' or 'masked'")
@@ -139,8 +137,6 @@ def collect_reports(
         work += more
     common = compare == "probe" and update.sketch is None
     found = _compared(federation, state, reports, early, age=age)
-    if denoise:
-        found = found.denoised(federation.order)
     probe = models[0] if common else None
     return replace(found, work=Work(rounds=1) + work, probe=probe, width=widths[0], round=state.work.rounds)
 
