@@ -253,9 +253,12 @@ def test_a_table_that_grows_is_the_table_written_at_once(tmp_path, monkeypatch):
     assert (tmp_path / "grown.csv").read_text().splitlines()[-2:] == ["8,,é", "9,,"]
 
 
+OF_EVERY_RUN = ("config.toml", "summary.json", "clients.csv", "metrics.csv", "report.html")
+
+
 def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
     (tmp_path / "models").mkdir()
-    contents = {"summary.json": "{}", "models/client_000.safetensors": "weights", "timing.json": "{}"}
+    contents = dict.fromkeys((*OF_EVERY_RUN, "timing.json"), "{}") | {"models/client_000.safetensors": "weights"}
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
     assert not files.is_whole(tmp_path)  # it has no checksums yet
@@ -271,9 +274,15 @@ def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
     (tmp_path / "timing.json").write_text('{"seconds": 2}')  # equal runs may take other times
     (tmp_path / "notes.txt").write_text("of the user")
     assert files.is_whole(tmp_path)
-    (tmp_path / "metrics.csv").write_text("epoch")
+    (tmp_path / "coverage.csv").write_text("epoch")
     assert not files.is_whole(tmp_path)
-    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "coverage.csv").unlink()
+    for name in OF_EVERY_RUN:
+        (tmp_path / name).unlink()
+        files.write_checksums(tmp_path)  # which do not name it then
+        assert not files.is_whole(tmp_path)
+        (tmp_path / name).write_text(contents[name])
+        files.write_checksums(tmp_path)
     (tmp_path / "timing.json").write_text("[" * 100_000)
     assert not files.is_whole(tmp_path)
     (tmp_path / "timing.json").unlink()
@@ -282,6 +291,8 @@ def test_a_run_is_whole_if_no_file_of_it_was_changed_lost_or_added(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    for name in OF_EVERY_RUN:
+        (tmp_path / name).write_text("")
     files.write_checksums(tmp_path)
     os.mkfifo(tmp_path / "timing.json")
     assert not files.is_whole(tmp_path)

@@ -13,7 +13,7 @@ from tiny_run import again, ended_alike, refusal, tiny, touched, train, without_
 
 import hetperm
 from hetperm import run
-from hetperm.runs import checkpoint, training
+from hetperm.runs import checkpoint, files, training
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,6 +173,15 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1])
 
 
+def unlisted(folder: Path, *names: str) -> None:
+    """Remove files, and the lines of the checksums that would show it."""
+    for name in names:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    files.write_checksums(folder)
+
+
+MODEL = ("models/client_003.safetensors", "models/client_003.json")
 LOSSES = {
     "models and summary": lambda folder: (shutil.rmtree(folder / "models"), (folder / "summary.json").unlink()),
     "a half summary": lambda folder: (folder / "summary.json").write_text("{"),
@@ -184,6 +193,10 @@ LOSSES = {
     "the time": lambda folder: (folder / "timing.json").unlink(),
     "half the time": lambda folder: shorten(folder / "timing.json"),
     "the checksums": lambda folder: (folder / "checksums.txt").unlink(),
+    "summary and its checksum": lambda folder: unlisted(folder, "summary.json"),
+    "the report and its checksum": lambda folder: unlisted(folder, "report.html"),
+    "models and their checksums": lambda folder: unlisted(folder, "models"),
+    "one model and its checksums": lambda folder: unlisted(folder, *MODEL),
 }
 
 

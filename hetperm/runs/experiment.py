@@ -21,7 +21,7 @@ from hetperm.methods import METHODS, check_method_tables
 from hetperm.metrics import ACCURACY, Metric, Score, metric_of
 from hetperm.params import NotFinite
 from hetperm.report import page
-from hetperm.runs import checkpoint, files, joined, output, server_file, tensorboard, training
+from hetperm.runs import checkpoint, client_models, files, joined, output, server_file, tensorboard, training
 from hetperm.runs.coverage import coverage_of
 from hetperm.runs.placement import one_thread
 from hetperm.runs.progress import progress
@@ -359,7 +359,10 @@ def _warn_of_work(setting: Setting, name: str, last: checkpoint.Saved) -> None:
 def _is_complete(result: Result) -> bool:
     """Whether everything came from checkpoints and all files are there, as they were written."""
     methods = (result.main, *result.baselines.values())
-    return not any(method.trained_here for method in methods) and files.is_whole(result.folder)
+    if any(method.trained_here for method in methods) or not files.is_whole(result.folder):
+        return False
+    # With nodes, models may be elsewhere. Others than the run's own are of clients that joined.
+    return result.setting.nodes is not None or {*range(len(result.clients))} <= {*client_models.clients(result.folder)}
 
 
 def _result(main: Trained, baselines: Mapping[str, Trained], folder: Path | None) -> Result:
