@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 SHIPPED = CONFIGS / "profiles"
 LIMITS = ("train_mb", "mmacs", "wire_mb")  # those of submodels.Budget
 REQUIRED = ("share", "width")  # keys of a tier's table; the table is named after the tier
-OPTIONAL = (*LIMITS, "down_mbps", "up_mbps", "slow")
+SPEEDS = ("down_mbps", "up_mbps", "slow")
+OPTIONAL = (*LIMITS, *SPEEDS)
+SLOWEST, FASTEST = 1e-6, 1e9  # of speeds: beyond, a second of the simulated clock means nothing
 KEYS = (*REQUIRED, *OPTIONAL)
 LONGEST_NAME = 60  # letters of a tier's name: tables and pictures show it
 MOST_TIERS = 100
@@ -74,6 +76,9 @@ class Tier:
         for key in OPTIONAL:
             if getattr(self, key) is not None and not _positive(getattr(self, key)):
                 raise self._refusal(key, "it must be a number above 0; leave it out if it is not known or not limited")
+        for key in SPEEDS:
+            if getattr(self, key) is not None and not SLOWEST <= getattr(self, key) <= FASTEST:
+                raise self._refusal(key, f"it must be from {SLOWEST:g} to {FASTEST:g}; leave it out if it is not known")
 
     def _refusal(self, key: str, must: str) -> ValueError:
         return ValueError(f"tier {self.name!r}: {key} is {shown(getattr(self, key))}; {must}")
@@ -398,6 +403,29 @@ def table(
         rows.append(row | {f"budget_{key}": getattr(tier, key) for key in limits})
     notes = {t: _coarse(scalable, tier.width) for t, tier in enumerate(profile.tiers) if clients[t]}
     return [row | {"note": notes.get(t, "")} for t, row in enumerate(rows)] if any(notes.values()) else rows
+
+
+def over_budget(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A warning for every limit that tiers exceed with the widths that they hold.
+
+    Args:
+        rows: from `table`.
+
+    Example:
+        >>> over_budget([{"tier": "low", "width": 0.5, "train_mb": 12.25, "budget_train_mb": 8}])
+        ['tier low needs more train_mb than its budget: 12.25 of 8 at width 0.5; --widths-from budget finds what fits']
+    """
+    over: dict[str, list[str]] = {}
+    for row in rows:
+        for name in LIMITS:
+            # A visit is down and up; a budget counts one way.
+            need = (row.get("wire_mb_per_visit") or 0) / 2 if name == "wire_mb" else row.get(name) or 0
+            budget = row.get(f"budget_{name}")
+            if budget is not None and need > budget:
+                text = f"tier {row['tier']} needs more {name} than its budget: {need:.4g} of {budget:g}"
+                over.setdefault(name, []).append(f"{text} at width {row['width']:g}")
+    others = {name: f" (and {len(tiers) - 1} others)" if tiers[1:] else "" for name, tiers in over.items()}
+    return [f"{tiers[0]}{others[name]}; --widths-from budget finds what fits" for name, tiers in over.items()]
 
 
 def _check_profile(profile: Any) -> None:

@@ -150,6 +150,12 @@ def test_bad_words_are_refused_in_a_sentence(two, tmp_path, capsys):
     assert "holds a resource benchmark and no run" in refused(capsys, two[0], tmp_path / "bench")
 
 
+def test_a_page_that_is_named_twice_is_warned_about(two, tmp_path, caplog):
+    command.main([*map(str, two), f"--out={tmp_path / 'a.html'}", "--out", str(tmp_path / "b.html")])
+    assert caplog.messages[0] == "--out is given twice; the last one counts"
+    assert not (tmp_path / "a.html").exists() and (tmp_path / "b.html").exists()
+
+
 def test_a_page_takes_the_place_of_no_pipe_folder_or_link(two, tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.html")  # reading it would wait for ever
     (tmp_path / "folder.html").mkdir()

@@ -339,6 +339,35 @@ def test_a_link_that_leads_to_itself_is_named(tmp_path):
     refuses(OSError, f"{tmp_path / 'c'} cannot be followed (Too many levels of symbolic links); mend", tmp_path)
 
 
+def test_a_link_from_a_class_to_where_other_classes_are_is_refused(tmp_path):
+    write(tmp_path, {"a": 12, "b": 12})
+    for target, leads in [("..", tmp_path), ("../b", tmp_path / "b")]:
+        (tmp_path / "a" / "link").symlink_to(target, target_is_directory=True)
+        refuses(ValueError, f"{tmp_path / 'a' / 'link'} leads to {leads}, which holds images of other", tmp_path)
+        (tmp_path / "a" / "link").unlink()
+
+
+def test_a_link_that_leads_to_nothing_is_no_class_to_leave_out(tmp_path):
+    write(tmp_path, {"a": 12, "b": 12})
+    (tmp_path / "c").symlink_to("gone")
+    refuses(OSError, f"{tmp_path / 'c'} cannot be followed (No such file or directory); mend or remove it", tmp_path)
+
+
+def test_parts_in_capitals_are_no_classes(tmp_path):
+    write(tmp_path, {"Train": 12, "bus": 12})  # pictures of trains
+    assert read(tmp_path).class_names == ("Train", "bus")
+    write(tmp_path / "Train", {"a": 12, "b": 12})
+    refuses(ValueError, f"{tmp_path / 'Train'} holds folders and would be a class; rename it train, as", tmp_path)
+
+
+def test_a_part_without_classes_is_named(tmp_path, caplog):
+    write(tmp_path / "train", {"a": 24, "b": 24})
+    (tmp_path / "test").mkdir()
+    read(tmp_path)
+    said = f"{tmp_path / 'test'} holds no class folders and is not read; test images are taken from train"
+    assert caplog.messages == [said]
+
+
 def test_a_tree_of_too_many_folders_is_refused(tmp_path, monkeypatch):
     write(tmp_path, {"a": 12, "b": 12})
     monkeypatch.setattr(folder, "MOST_FOLDERS", 1)

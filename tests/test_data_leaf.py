@@ -268,6 +268,8 @@ def test_folders_that_hold_nothing_are_named(tmp_path):
     refuses(FileNotFoundError, f"{tmp_path} holds no .json files; point leaf:PATH at LEAF's data", tmp_path)
     write(tmp_path, user_data({"w0": 0}))
     refuses(FileNotFoundError, f"{tmp_path} holds no samples; point leaf:PATH at LEAF's data", tmp_path)
+    (tmp_path / "b.json").symlink_to("gone")
+    refuses(OSError, f"{tmp_path / 'b.json'} is no file; replace or remove it", tmp_path)
     write(tmp_path / "test", user_data({"w0": 4}))
     refuses(FileNotFoundError, f"there is a folder {tmp_path / 'test'} and no {tmp_path / 'train'}", tmp_path)
 

@@ -158,6 +158,14 @@ def test_a_limit_or_speed_that_is_not_positive_is_refused(tmp_path, key, value):
     assert said.startswith(f"tier 'mid': {key} is {value.title() if value == 'false' else value}; {ABOVE_0}; leave it")
 
 
+@pytest.mark.parametrize("key", profiles.SPEEDS)
+@pytest.mark.parametrize("value", ("1e-320", "9e-7", "1.1e+09"))
+def test_a_speed_at_which_a_clock_means_nothing_is_refused(tmp_path, key, value):
+    said = refusal(tmp_path, f"[tiers.mid]\nshare = 1\nwidth = 1\n{key} = {value}")
+    assert said.startswith(f"tier 'mid': {key} is ")
+    assert said.endswith("; it must be from 1e-06 to 1e+09; leave it out if it is not known")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

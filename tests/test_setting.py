@@ -54,6 +54,34 @@ def test_the_seed_decides_the_model_and_leaves_the_global_generator_alone(five_s
     assert not torch.equal(other.start["fc1.weight"], five_sizes.start["fc1.weight"])
 
 
+def test_a_tier_that_holds_more_than_its_budget_is_named(five_sizes, caplog):
+    row = five_sizes.profile[0]
+    assert five_sizes.warnings == ()
+    for share, said in [(1.01, 0), (0.99, 1)]:
+        caplog.clear()
+        limits = {"train_mb": share * row["train_mb"], "mmacs": share * row["mmacs"]}
+        limits["wire_mb"] = share * row["wire_mb_per_visit"] / 2  # one way
+        tiers = profile.Profile("mine", "", (profile.Tier("a", 1, 1.0, **limits),))
+        found = from_config(TINY, tiers)
+        assert len(found.warnings) == 3 * said and list(found.warnings) == caplog.messages
+    needs, budget = f"{row['train_mb']:.4g}", f"{limits['train_mb']:g}"
+    said, remedy = f"train_mb than its budget: {needs} of {budget} at width 1", "; --widths-from budget finds what fits"
+    assert found.warnings[0] == f"tier a needs more {said}{remedy}"
+    both = [{**found.profile[0], "tier": name} for name in "ab"]
+    assert profile.over_budget(both)[0] == f"tier a needs more {said} (and 1 others){remedy}"
+
+
+def test_clients_whom_a_trace_never_lets_in_are_named(tmp_path, caplog):
+    file = tmp_path / "trace.toml"
+    for texts, said in [(["10", "00", "01", "00"], True), (["10", "01"], False)]:
+        caplog.clear()
+        file.write_text(f"clients = {texts}")
+        from_config(TINY.override(trace=str(file)))
+        named = "client 1 is away in every round of the trace (3 such clients): nothing is trained on its data"
+        assert any([message.startswith(named) for message in caplog.messages]) == said
+        assert said or caplog.messages == []
+
+
 def test_a_profile_can_be_given_instead_of_the_one_that_is_named():
     tiers = profile.Profile("mine", "", (profile.Tier("half", 1, 0.5),))
     given = from_config(TINY, tiers)

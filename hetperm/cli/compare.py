@@ -1,5 +1,6 @@
 """``hetperm compare RUN RUN ...``: runs side by side, in the terminal and as a page."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from hetperm.checks import path
 from hetperm.cli import examples
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError, folder_of
+
+log = logging.getLogger(__name__)
 
 USAGE = """\
 usage: hetperm compare RUN RUN ... [--out PAGE]
@@ -60,6 +63,8 @@ def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
                 value, *words = words
             if not value.endswith(".html") or Path(value).name == ".html":  # which would be a hidden file
                 raise UsageError(f"--out: {value!r} is no page; name a file that ends in .html")
+            if out is not None:
+                log.warning("--out is given twice; the last one counts")
             out = path("--out", value)
         elif word.startswith("--"):
             raise UsageError(f"unknown flag {flag}; compare takes folders and --out")

@@ -7,7 +7,7 @@ written. Every image is converted to RGB. All must have one size, unless they ar
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from hetperm.texts import shown
 
 log = logging.getLogger(__name__)
 
+PARTS = ("train", "val", "test")
 MOST_PIXELS = 50_000_000  # of an image; a small file can hold far more, and every thread decodes one
 MOST_FOLDERS = 100_000  # that are looked into; a tree with links into the file system has no end
 CHUNK = 64  # images that a thread decodes at a time
@@ -97,13 +98,15 @@ def read(root: Path, image_size: int | None = None) -> Source:
         raise FileNotFoundError(
             f"there is no folder {root} to read images from; write imagefolder:PATH with one that exists"
         )
-    parts = [part for part in ("train", "val", "test") if _holds_folders(root / part)]
+    parts = [part for part in PARTS if _holds_folders(root / part)]
     if parts and "train" not in parts:
         raise FileNotFoundError(
             f"{root / parts[0]} holds class folders and {root / 'train'} does not; add those to train"
         )
     if parts:
-        _warn_of_others(root)
+        _warn_of_others(root, parts)
+    else:
+        _check_names(root)
     classes, paths, y = _listing(root / "train" if parts else root)
     files = Files(paths, *_side(paths[0], image_size))
     others = {}
@@ -130,9 +133,20 @@ def read(root: Path, image_size: int | None = None) -> Source:
     )
 
 
-def _warn_of_others(root: Path) -> None:
-    """Warn of folders beside train, val and test: they are not read."""
-    others = sorted({*_folders(root)} - {"train", "val", "test"})
+def _check_names(root: Path) -> None:
+    """Raise an error if a part is among the classes by its spelling, such as Train/CLASS beside Test/CLASS."""
+    for name in _folders(root):
+        part = name.lower()
+        if part in PARTS and name != part and _holds_folders(root / name):
+            raise ValueError(f"{root / name} holds folders and would be a class; rename it {part}, as parts are called")
+
+
+def _warn_of_others(root: Path, parts: Sequence[str]) -> None:
+    """Warn of folders beside those of the parts: they are not read."""
+    for part in PARTS:
+        if part not in parts and (root / part).exists():
+            log.warning("%s holds no class folders and is not read; %s images are taken from train", root / part, part)
+    others = sorted({*_folders(root)} - {*PARTS})
     if others:
         named = shown(others[0]) + (f" and {len(others) - 1} others" if others[1:] else "")
         log.warning("%s: of the folders beside train only val and test are read, and not %s", root, named)
@@ -148,8 +162,12 @@ def _folders(path: Path) -> list[str]:
     with os.scandir(path) as entries:
         for entry in entries:
             try:
-                if not entry.name.startswith(".") and entry.is_dir():
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
                     names.append(entry.name)
+                elif entry.is_symlink():
+                    entry.stat()  # an error if it leads to nothing: it may have been a class
             except OSError as error:
                 raise OSError(f"{entry.path} cannot be followed ({error.strerror}); mend or remove it") from error
     return sorted(names)
@@ -162,7 +180,8 @@ def _listing(folder: Path) -> tuple[list[str], tuple[str, ...], Tensor]:
     classes = _folders(folder)
     _warn_of_strays(folder)
     count = itertools.count(1)
-    images = [_images(folder / name, count) for name in classes]
+    homes = {_identity(path): path for path in (folder, *(folder / name for name in classes))}
+    images = [_images(folder / name, count, homes) for name in classes]
     if not any(images):
         raise FileNotFoundError(f"{folder} holds no images; they are looked for by their ending, such as .jpg or .png")
     for name, paths in zip(classes, images, strict=True):
@@ -189,10 +208,20 @@ def _warn_of_strays(folder: Path) -> None:
         log.warning("%s: %d images lie beside the folders of classes and are not read", folder, len(strays))
 
 
-def _images(folder: Path, count: Iterator[int]) -> list[str]:
+def _identity(folder: str | Path) -> tuple[int, int]:
+    """What tells a folder from others, by whatever path it is reached."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _images(folder: Path, count: Iterator[int], homes: Mapping[tuple[int, int], Path]) -> list[str]:
     """The images in a folder and those inside it, as torchvision's ImageFolder lists them, but for hidden folders.
 
-    `count` counts folders.
+    Args:
+        folder: that of a class.
+        count: counts folders.
+        homes: the folders of all classes and the one that holds them, by identity: a link to one would give a class
+            the images of others.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -201,11 +230,13 @@ def _images(folder: Path, count: Iterator[int]) -> list[str]:
         if next(count) > MOST_FOLDERS:
             raise ValueError(f"{folder.parent} holds more than {MOST_FOLDERS:,} folders; name the one with the classes")
         with suppress(OSError):  # it may be gone
-            status = os.stat(inner)
-            if (status.st_dev, status.st_ino) in seen:  # a link back, which would lead round and round
+            identity = _identity(inner)
+            if identity in seen:  # a link back, which would lead round and round
                 folders.clear()
                 continue
-            seen.add((status.st_dev, status.st_ino))
+            seen.add(identity)
+            if homes.get(identity, folder) != folder:
+                raise ValueError(f"{inner} leads to {homes[identity]}, which holds images of other classes; remove it")
         folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk goes into those that are left
         found.append((inner, names))
     paths = [os.path.join(inner, name) for inner, names in sorted(found) for name in sorted(names)]

@@ -78,7 +78,10 @@ def _users(path: Path) -> dict[str, Samples | Text]:
     if path.is_file():
         files = [path]
     else:
-        files = sorted(file for file in path.glob("*.json") if file.is_file())  # not a pipe, which would never end
+        files = sorted(path.glob("*.json"))
+        for file in files:
+            if not file.is_file():  # a pipe would never end, and what a broken link led to would be left out
+                raise OSError(f"{file} is no file; replace or remove it")
     users, sizes = {}, set()
     for file in files:
         for user, samples in _contents(file):

@@ -32,7 +32,7 @@ from hetperm.runs.local_steps import RATES, kind_of, recipe_of, step_of, with_ra
 from hetperm.runs.placement import check_memory, device_of, engine_for, moved, placed
 from hetperm.server.federation import own_widths
 from hetperm.server.initial import fresh_model, nested_start
-from hetperm.server.presence import EVERYBODY, Presence
+from hetperm.server.presence import EVERYBODY, Presence, absentees
 from hetperm.server.slicer import Slicer
 from hetperm.shards import labels_of
 from hetperm.texts import one_line
@@ -214,18 +214,20 @@ def from_config(config: Config, tiers: Profile | None = None) -> Setting:
     untrained = profile.uncovered([client.width for client in clients], config.extraction)
     if untrained:
         warnings.append(untrained)
+    step = step_of(config)
+    whole = cost_of_step(model, clients[0], **step) if scalable is None else None
+    table = profile.table(tiers, assigned, scalable, whole=whole, **step)
+    warnings += profile.over_budget(table)
     for warning in warnings:
         log.warning("%s", warning)
     shop = Workshop(model, loss, scalable)
     setting = _setting(shop, clients, config, metric, [tiers.tiers[k].name for k in assigned], problem.name)
-    step = step_of(config)
-    whole = cost_of_step(model, clients[0], **step) if scalable is None else None
     if config.start == "nested":
         widths = [client.width for client in setting.clients]
         setting = replace(setting, start=nested_start(setting.slicer, widths, setting.start, seed=config.seed))
     return replace(
         setting,
-        profile=tuple(profile.table(tiers, assigned, scalable, whole=whole, **step)),
+        profile=tuple(table),
         devices=tuple(tiers.tiers[k] for k in assigned),
         warnings=tuple(warnings),
         architecture={"name": zoo.resolve(config.model), **sizes, "options": dict(config.model_options)},
@@ -380,6 +382,13 @@ def _setting(
         presence=presence_of(config),
     )
     _check_sketch(setting)
+    never = absentees(setting.clients, setting.presence)
+    if never:
+        log.warning(
+            "client %d is away in every round of the trace (%d such clients): nothing is trained on its data, and its "
+            "model is a part of the global one; change the trace",
+            never[0], len(never),
+        )  # fmt: skip
     return setting
 
 

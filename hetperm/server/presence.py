@@ -31,6 +31,18 @@ class Presence:
 EVERYBODY = Presence()  # always
 
 
+def absentees(clients: Sequence[Client], presence: Presence) -> list[int]:
+    """The clients who are never there, going by the trace.
+
+    Example:
+        >>> clients = [Client(train=(torch.zeros(1, 2), torch.zeros(1)), key=key) for key in range(4)]
+        >>> absentees(clients, Presence(trace=("10", "00"))), absentees(clients, Presence())
+        ([1, 3], [])
+    """
+    texts = presence.trace or ("1",)
+    return [i for i, client in enumerate(clients) if "1" not in texts[client.key % len(texts)]]
+
+
 def present(clients: Sequence[Client], presence: Presence, *, seed: int, round: int) -> list[bool]:
     """Whether each client is there in a round. It goes by the client's key, so relabelling relabels the answer.
 
