@@ -245,6 +245,7 @@ def test_without_limits_nothing_is_decided(bench):
 
 WRONG = [
     ("--input 3x32", "input is '3x32'; it must be channels x height x width, such as 3x32x32"),
+    ("--input 3x99999x9", "input is '3x99999x9'; it must be channels and sides of at most 4096 pixels"),
     ("--batch-size 0", "batch_size is 0; it must be a whole number of at least 1"),
     ("--device-mb -1", "device_mb is -1.0; it must be a number above 0"),
     ("--device-mb 20", "a limit of 20 MB is below what Python and torch take by themselves here, "),

@@ -284,10 +284,10 @@ def test_an_unknown_format_is_refused(saved, monkeypatch):
 
 
 def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path):
-    for path in (tmp_path / "x", tmp_path):
-        with pytest.raises(FileNotFoundError) as caught:
-            load(path)
-        assert str(caught.value) == f"there is no checkpoint {path}; give the file of one"
+    path = tmp_path / "x"
+    with pytest.raises(FileNotFoundError) as caught:
+        load(path)
+    assert str(caught.value) == f"there is no checkpoint {path}; give the file of one"
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(saved):
@@ -370,6 +370,14 @@ def test_a_history_that_is_not_the_one_that_was_written_is_refused(saved, damage
     what = "cannot be read: No such file or directory" if damage == "missing" else "is another"
     wrong = f"its history perm.jsonl {what}"
     assert refusal(saved) == f"{saved} is a checkpoint with wrong contents ({wrong}); {REMEDY}"
+
+
+def test_a_folder_or_a_pipe_in_the_place_of_a_checkpoint_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(OSError, match=f"^{tmp_path / name} is no file; {REMEDY}$"):
+            load(tmp_path / name)
 
 
 def test_a_folder_or_a_pipe_in_the_place_of_a_history_is_refused(saved):

@@ -330,6 +330,11 @@ def test_a_report_of_files_that_were_changed_says_which(tmp_path, caplog):
         listing.write("of nothing\n")
     assert status(["report", str(tmp_path)]) == 0
     assert caplog.messages == [f"{tmp_path}: not as the run wrote it, going by checksums.txt: checksums.txt"]
+    caplog.clear()
+    files.write_checksums(tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    assert status(["report", str(tmp_path)]) == 2  # what was changed is said before what that led to
+    assert caplog.messages == [f"{tmp_path}: not as the run wrote it, going by checksums.txt: summary.json"]
 
 
 @pytest.mark.parametrize("loss", [Path.unlink, Path.mkdir, Path.touch], ids=["gone", "a folder", "empty"])

@@ -139,6 +139,7 @@ def test_bad_words_are_refused_in_a_sentence(two, tmp_path, capsys):
     assert refused(capsys, *two, "--out", ".html") == "--out: '.html' is no page; name a file that ends in .html"
     assert refused(capsys, *two, "--out", "x.pdf") == "--out: 'x.pdf' is no page; name a file that ends in .html"
     assert refused(capsys, *two, "--out") == "--out: the value is missing; name a file that ends in .html"
+    assert refused(capsys, *two, "--out", "a\n.html").startswith(r"--out is 'a\n.html'; it must not hold control")
     assert refused(capsys, *two, "--all").startswith("unknown flag --all;")
     (tmp_path / "mine.html").write_text("mine")
     assert "is no page of hetperm compare" in refused(capsys, *two, "--out", tmp_path / "mine.html")

@@ -331,7 +331,10 @@ def test_train_validation_and_test_samples_are_all_different(paper):
             {"samples_per_client": 400},
             "4 clients of 400 samples need 1600 training samples and the training pool holds 1",
         ),
-        ({"num_clients": 5000}, "5000 clients cannot share the 1222 training samples there are; lower num_clients"),
+        (
+            {"num_clients": 5000},
+            "5000 clients cannot share the 1222 training samples there are; lower num_clients, or validation_share if",
+        ),
         ({"image_size": -1}, "image_size is -1; it must be a whole number of at least 1"),
         ({"validation_share": 1}, "validation_share 1 is outside [0, 1)"),
         (

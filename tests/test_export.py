@@ -240,7 +240,7 @@ def test_a_client_of_which_a_file_is_missing_is_refused_and_the_files_of_others_
     assert list(export._chosen(copied, Options(client=(2,)))) == [2]
 
 
-@pytest.mark.parametrize("place", [".", "models", "models/../models"])
+@pytest.mark.parametrize("place", [".", "models", "models/../models", "checkpoint"])
 def test_files_are_not_written_among_those_of_a_run(place, copied, tmp_path, capsys):
     out = copied / place
     assert refused(capsys, copied, "--client", 0, "--out", out) == (

@@ -277,6 +277,15 @@ def test_a_folder_is_refused_without_resume_and_gone_on_with_by_it(tmp_path):
     assert results["untuned"] == ["small digits (all)"]
 
 
+def test_the_folder_of_another_kind_of_run_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text(SMALL.to_toml())
+    plan = Plan("hetero", (CASE,), ("perm",), (0,), Options(out=tmp_path, resume=True))
+    said = f"^{tmp_path} holds another kind of run; name another folder with --out$"
+    with pytest.raises(FileExistsError, match=said), opened(plan, prefix="reproduce", command="", say=print):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
 def test_a_cell_has_the_figures_that_a_run_has():
     setting = from_config(SMALL)
     figures, state = cells.trained(setting, "local", history=True)

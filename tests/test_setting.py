@@ -206,9 +206,16 @@ def test_clients_and_models_that_cannot_be_trained_are_refused(sentence):
     ],
 )
 def test_options_that_the_model_does_not_take_are_refused_with_those_it_takes(model, option, advice):
-    with pytest.raises(ValueError, match=rf"model '{model}' does not take these model_options \(.*\); ") as caught:
+    with pytest.raises(
+        ValueError, match=rf"model '{model}' does not take these model_options \(it has no {option}\); "
+    ) as caught:
         from_config(TINY.override(model=model, model_options={option: 3}))
     assert str(caught.value).endswith(f"; {advice}")
+
+
+def test_options_that_the_data_decide_are_refused():
+    with pytest.raises(ValueError, match=r"^model_options holds num_classes, which the data decide; leave it out$"):
+        from_config(TINY.override(model_options={"num_classes": 3}))
 
 
 @pytest.mark.parametrize("options", [{"hidden": [5]}, {"hidden": ["a", "b"]}, {"hidden": 3}, {"hidden": {}}], ids=str)

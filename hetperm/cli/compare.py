@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetperm.checks import path
 from hetperm.cli import examples
 from hetperm.cli.console import say
 from hetperm.cli.flags import UsageError, folder_of
+from hetperm.config import folder_path
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,8 @@ def main(args: Sequence[str]) -> None:
     from hetperm.report.grid import terminal
     from hetperm.runs import files
 
-    found = compare.compare(folders)
-    for folder in folders:
-        files.warn_of_altered(folder)
+    with files.reading(*folders):
+        found = compare.compare(folders)
     target = out or _beside(folders)
     _check(target)
     say(terminal(compare.run_grid(found)))
@@ -65,7 +64,7 @@ def _parsed(args: Sequence[str]) -> tuple[list[Path], Path | None]:
                 raise UsageError(f"--out: {value!r} is no page; name a file that ends in .html")
             if out is not None:
                 log.warning("--out is given twice; the last one counts")
-            out = path("--out", value)
+            out = folder_path("--out", value)  # a page, which is as little to hold control characters
         elif word.startswith("--"):
             raise UsageError(f"unknown flag {flag}; compare takes folders and --out")
         else:

@@ -31,12 +31,11 @@ def main(args: Sequence[str]) -> None:
     from hetperm.runs.export.export import export_folder
 
     folder = folder_of(args[0])
-    with console.status(quiet=options.quiet) as show:
+    with files.reading(folder), console.status(quiet=options.quiet) as show:
         show("reading the run")
         data = kept.data_of(folder) if kept.is_node(folder) else None
         exported = export_folder(folder, options, lambda one: show(f"client {one.client} is done"), data)
     console.say(grid.terminal(_table(exported, options)))
-    files.warn_of_altered(folder)
     for one in exported:
         if one.check.fault:
             console.say(f"not written: client {one.client}: {one.check.fault}")

@@ -69,8 +69,8 @@ def report(args: Sequence[str]) -> None:
     from hetperm.runs import files
 
     path = folder_of(args[0]) / page.NAME
-    content = page.render(path.parent)
-    files.warn_of_altered(path.parent)
+    with files.reading(path.parent):
+        content = page.render(path.parent)
     files.write(path, content)
     say(f"written to {path}")
 

@@ -31,8 +31,8 @@ def main(args: Sequence[str]) -> None:
         raise UsageError("which client? give --client 7")
     from hetperm.runs import files
 
-    show(folder, options.client, rows=options.rows)
-    files.warn_of_altered(folder)
+    with files.reading(folder):
+        show(folder, options.client, rows=options.rows)
 
 
 def show(folder: Path, client: int, *, rows: int = 30) -> None:

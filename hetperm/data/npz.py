@@ -157,9 +157,11 @@ def arrays_of(path: Path, keys: Iterable[str]) -> dict[str, np.ndarray]:
             names, arrays = file.files, {key: file[key] for key in keys if key in file.files}
     except Exception as error:  # a broken file can raise nearly anything, and one array (.npy) is no context
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
-            f"{path} cannot be read as an npz file of plain arrays ({reason}); numpy.savez writes such a file"
-        ) from error
+        remedy = "numpy.savez writes such a file"
+        if "allow_pickle" in reason:  # numpy's advice is to trust it
+            reason = "an array of it holds objects, or is damaged"
+            remedy = "save numbers or texts of one type, or copy it again"
+        raise ValueError(f"{path} cannot be read as an npz file of plain arrays ({reason}); {remedy}") from error
     for key in ("x", "y"):
         if key not in arrays:
             held = one_line(", ".join(names))[:LONGEST]
@@ -308,6 +310,7 @@ def _split(arrays: Mapping[str, np.ndarray], path: Path) -> Tensor | None:
     if values.dtype.kind not in "iub" or values.tolist() != [0, 1]:
         some = ", ".join(map(str, values[:5]))
         raise ValueError(
-            f"{path}: split has the values {some}; it must be 0 for training and 1 for testing, some of each"
+            f"{path}: split is {values.dtype} and has the values {some}; it must be whole numbers, 0 for training and "
+            "1 for testing, some of each"
         )
     return torch.from_numpy(arrays["split"].astype(bool))

@@ -99,7 +99,8 @@ def divide(
         )
     if num_clients > len(y):
         raise ValueError(
-            f"{num_clients} clients cannot share the {len(y)} training samples there are; lower num_clients"
+            f"{num_clients} clients cannot share the {len(y)} training samples there are; lower num_clients, or "
+            "validation_share if it leaves few"
         )
     plan = rule(argument, num_clients, num_classes, np.random.default_rng(seed_for(seed, "partition", rule.__name__)))
     # Another stream than the plan's: how many images are dealt changes nobody's group or classes.

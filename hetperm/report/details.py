@@ -120,7 +120,8 @@ def _weights(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
         return None
     try:
         if path is dense:
-            alpha = np.load(path, allow_pickle=False)
+            with path.open("rb") as file:  # np.load takes any other file for a pickle, and says how to trust it
+                alpha = np.lib.format.read_array(file, allow_pickle=False)
             i, j = np.nonzero(alpha)
             shape, values = alpha.shape, alpha[i, j]
         else:

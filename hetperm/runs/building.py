@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,13 @@ def named(name: str, sizes: Mapping[str, Any], options: Mapping[str, Any]) -> nn
         return zoo.build(name, **sizes, **options)
     # Constructors of libraries check little: bad options show as whatever went wrong with them.
     except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
+        given = next((option for option in options if option in sizes), None)
+        if given is not None:
+            raise ValueError(f"model_options holds {given}, which the data decide; leave it out") from error
         reason = one_line(str(error)) or type(error).__name__
+        strange = re.search(r"unexpected keyword argument '(\w+)'", reason)
+        if strange:
+            reason = f"it has no {strange[1]}"
         known = _known_instead(name, options)
         raise ValueError(f"model {name!r} does not take these model_options ({reason}){known}") from error
 

@@ -149,7 +149,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, refuse: Refuse
             but these is read.
     """
     path = Path(path)
-    if not path.is_file():
+    if path.exists() and not path.is_file():  # a pipe would wait for ever
+        raise OSError(f"{path} is no file; {_REMEDY}")
+    if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}; give the file of one")
     try:
         with safe_open(path, framework="pt") as file:

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -416,11 +416,32 @@ def _has_checksums(run: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def warn_of_altered(folder: Path) -> None:
-    """Warn of files that are missing or not as the run wrote them: figures are left out, or of something else."""
+@contextmanager
+def reading(*folders: Path) -> Iterator[None]:
+    """A context that reads run folders. Files that are not as the run wrote them are named at its end.
+
+    If it fails they are named before the error, because they may be its cause.
+    """
+    try:
+        yield
+    except Exception:
+        for folder in folders:
+            with suppress(ValueError, OSError):  # the error that is there says more
+                _name_altered(folder)
+        raise
+    for folder in folders:
+        warn_of_altered(folder)
+
+
+def _name_altered(folder: Path) -> None:
     names = [name if (folder / name).exists() else f"{name} (missing)" for name in altered(folder)]
     if names:
         log.warning("%s: not as the run wrote it, going by %s: %s", folder, CHECKSUMS, ", ".join(names))
+
+
+def warn_of_altered(folder: Path) -> None:
+    """Warn of files that are missing or not as the run wrote them: figures are left out, or of something else."""
+    _name_altered(folder)
     unchecked = [run for run in _with_seeds(folder) if not _has_checksums(run)]
     if unchecked:
         log.warning(

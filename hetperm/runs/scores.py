@@ -81,7 +81,7 @@ def scores(
         tables[k][0][i], tables[k][1][i] = value, loss
         if not (math.isfinite(loss) and math.isfinite(value)):
             figures = f"{part} loss {loss:g}, {metric.name} {value:g} (width {widths[i]:g})"
-            remedy = "lower the learning rate (personal_lr, global_lr)"
+            remedy = "lower the learning rate (personal_lr, global_lr, final_lr)"
             if math.isfinite(loss):  # then the model is sound
                 remedy = f"make {metric.name} give a number for such outputs, or choose another --metric"
             raise NotFinite(f"{where}: client {i}: {figures}; {remedy}")

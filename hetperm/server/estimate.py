@@ -157,7 +157,7 @@ def _collected(
         if math.isinf(report.noise):  # squares overflow before gradients do
             raise NotFinite(
                 f"{where}: the spread of its gradients is {report.noise:g}; its inputs or its loss are too large, so "
-                "scale them down, or lower the learning rate (global_lr)"
+                "scale them down, or the learning rate or weight decay is (global_lr, weight_decay)"
             )
         # A gradient has the size of its model. A masked one is sent without its zeros, whose places the server knows.
         model = num_bytes({name: x for name, x in task.params.items() if name != POSITIONS})

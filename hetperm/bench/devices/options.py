@@ -7,13 +7,18 @@ from typing import Annotated, Any
 from hetperm.bench.devices import limits
 from hetperm.checks import LARGEST_SEED, check_fields, number, whole
 from hetperm.config import RATE, WidthsFrom
+from hetperm.texts import shown
+
+MOST_PIXELS = 4096  # of a side; inputs of more fit into no device
 
 
 def image_shape(name: str, value: Any) -> str:
     """A text such as 3x32x32, or an error."""
     sides = value.lower().split("x")
     if len(sides) != 3 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise ValueError(f"{name} is {value!r}; it must be channels x height x width, such as 3x32x32")
+        raise ValueError(f"{name} is {shown(value)}; it must be channels x height x width, such as 3x32x32")
+    if max(map(int, sides)) > MOST_PIXELS:
+        raise ValueError(f"{name} is {shown(value)}; it must be channels and sides of at most {MOST_PIXELS} pixels")
     return value
 
 

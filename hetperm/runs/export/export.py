@@ -232,7 +232,7 @@ def _export(
 def _check_apart(out: Path) -> None:
     """Raise an error if a folder holds the files of a run, which no others may be put among."""
     whole = out.resolve()
-    home = whole.parent if whole.name == "models" else whole
+    home = whole.parent if whole.name in ("models", "checkpoint") else whole
     if (home / "config.toml").is_file():
         raise ValueError(f"{out} holds the files of a run; name another folder, such as {home / FOLDER}")
 

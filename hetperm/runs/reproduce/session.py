@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from hetperm.config import read
 from hetperm.report import grid, pictures
 from hetperm.report.comparison import Table
 from hetperm.report.results_page import duration
@@ -167,6 +168,8 @@ def opened(plan: Plan, *, prefix: str, command: str, say: Say) -> Iterator[Sessi
     folder = files.run_folder(options.out, name, resume=options.resume)
     if not (options.resume and folder.exists()):
         folder = files.claim(options.out, name, resume=options.resume)
+    elif (folder / "config.toml").is_file() and "settings" not in read(folder / "config.toml", noun="a plan"):
+        raise FileExistsError(f"{folder} holds another kind of run; name another folder with --out")
     with files.locked(folder):
         files.tidy(folder)
         # Its presence tells a folder that can be resumed from any other.
