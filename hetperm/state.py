@@ -2,11 +2,14 @@
 
 import math
 import operator
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from hetperm.params import Keep, Params, mixed
 
@@ -102,12 +105,55 @@ def tail_begins(tail_average: float, epochs: int) -> float:
 
 # What a state may hold
 
+DTYPES = (  # of its tensors: those that checkpoints have names for
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
+)  # fmt: skip
+IN_PARTS = ("client_steps", "macs", "missed")  # counts of the work that need not be whole
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number from 0."""
+    return isinstance(value, int) and is_count(value)
+
+
+def strange_count(work: Work) -> str | None:
+    """The first of the counts that cannot be one; None if all can.
+
+    Example:
+        >>> strange_count(Work(visits=3, macs=0.5)), strange_count(Work(visits=0.5))
+        (None, 'visits')
+    """
+    for name, value in vars(work).items():
+        if name in ("asked", "absent"):
+            good = isinstance(value, tuple) and all([is_whole(count) for count in value])
+        else:
+            good = is_count(value) if name in IN_PARTS else is_whole(value)
+        if not good:
+            return name
+    return None
+
 
 def is_count(value: Any) -> bool:
     """Whether this can be a count of the work."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    # Of whole numbers, too, reports take none that a float cannot hold.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def is_model(value: Any) -> bool:
     """Whether this is a table of tensors."""
     return isinstance(value, Mapping) and all([isinstance(x, Tensor) for x in value.values()])
+
+
+def has_values(x: Any) -> bool:
+    """Whether this is a tensor whose numbers can be read, dense or sparse (COO)."""
+    if not isinstance(x, Tensor) or is_lazy(x) or x.is_nested or x.is_meta:
+        return False
+    if x.layout != torch.strided:
+        return x.layout == torch.sparse_coo
+    # Tensors of special kinds have no memory of their own; of an empty one there is none.
+    return not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
+
+
+def can_be_kept(x: Any) -> bool:
+    """Whether this is a tensor that a checkpoint can hold."""
+    return has_values(x) and x.dtype in DTYPES

@@ -179,7 +179,11 @@ def narrow(model):
         (lambda state: replace(state, tail=state.v[:1]), None, "whose tail is not None, nor a tuple of 2 models"),
         (lambda state: replace(state, w=None), None, "whose w is None; it must be a model"),
         (lambda state: replace(state, memory={"mean": torch.ones(2)}), None, "whose memory is no table of models"),
-        (lambda state: replace(state, work=Work(visits=-1)), None, "whose work is Work.visits=-1"),
+        (
+            lambda state: replace(state, work=Work(visits=-1)),
+            None,
+            "whose work has visits -1; it must be a whole",
+        ),
         (lambda state: replace(state, work=3), None, "whose work is 3; it must be a Work of numbers from 0"),
         (lambda state: replace(state, v=({}, {})), None, "in which weight of client 0's model is no tensor"),
         (lambda state: replace(state, alpha=torch.eye(3)), None, r"whose alpha is .*; it must be None or a tensor of"),
@@ -194,6 +198,132 @@ def test_a_state_of_a_strangers_algorithm_that_a_run_cannot_use_is_refused(begin
     hetperm.register_algorithm("mine", mine)
     with pytest.raises(ValueError, match=sentence):
         hetperm.fit(nn.Linear(2, 2), [CLIENT, CLIENT], Config(steps=40, epochs=2, algorithm="mine", baselines=()))
+
+
+def fit_changed(changes, finish=None, one_size=False, **settings):
+    """Run an algorithm that only counts epochs, with changes to the state of each, in the folder "run"."""
+
+    def mine(federation, start, options):
+        def epoch(state):
+            state = replace(state, r=state.r + 1)
+            return replace(state, **changes(state))
+
+        return Algorithm(lambda: State(0, start, (start, start)), epoch, finish)
+
+    hetperm.register_algorithm("mine", mine, one_size=one_size)
+    clients = [replace(CLIENT, test=CLIENT.train)] * 2
+    config = Config(**{"epochs": 2, "steps": 40, "algorithm": "mine", "baselines": (), "out": "run", **settings})
+    torch.manual_seed(0)
+    return hetperm.fit(nn.Linear(2, 2), clients, config)
+
+
+def kept(x):
+    return {"mean": {"x": x}}
+
+
+def scaled(state, factor):
+    return tuple({name: x * factor for name, x in model.items()} for model in state.v)
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state", "ignore:.*prototype stage")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (lambda state: {"r": float(state.r)}, "whose r is 1.0 after epoch 0; it must be 1"),
+        (lambda state: {"r": bool(state.r)}, "whose r is True after epoch 0; it must be 1"),
+        (lambda state: {"v": ({**state.v[0], "x": torch.ones(1)},) * 2}, "client 0's model has 'x', and none of its"),
+        (
+            lambda state: {"v": ({name: x.to_sparse() for name, x in state.w.items()},) * 2},
+            "sparse_coo on cpu",
+        ),
+        (lambda state: {"v": scaled(state, 1.0), "tail": (narrow(state.w),) * 2}, "it must be torch.float32 of"),
+        (lambda state: {"tail": state.v}, "whose tail_count is 0; it must be how many of the 1 epochs are in tail"),
+        (
+            lambda state: {"tail": state.v, "tail_count": 2},
+            "whose tail_count is 2; it must be how many of",
+        ),
+        (lambda state: {"tail_count": None}, "whose tail_count is None; it must be 0, as tail is None"),
+        (lambda state: {"w": {name: x.half() for name, x in state.w.items()}}, "in which weight of w is torch.float16"),
+        (lambda state: {"w": {name: x.to("meta") for name, x in state.w.items()}}, "of w is a Tensor of .* on meta"),
+        (lambda state: {"w": {**state.w, 3: torch.ones(1)}}, "in which w has the name 3; a name must be a text"),
+        (lambda state: {"work": Work(visits=1.5)}, "whose work has visits 1.5; it must be a whole number from 0"),
+        (lambda state: {"work": Work(bytes_up=10**400)}, "whose work has bytes_up 1000.*; it must be a whole number"),
+        (lambda state: {"work": Work(missed=torch.nan)}, "whose work has missed nan; it must be a number from 0"),
+        (lambda state: {"work": Work(asked=3)}, "whose work has asked 3; it must be a tuple of whole numbers from 0"),
+        (
+            lambda state: {"work": Work(asked=(1,), absent=(0,))},
+            r"asked \(1,\) and absent \(0,\); they must be empty",
+        ),
+        (lambda state: {"work": Work(asked=(1, 1), absent=(0, 2))}, "how often of these it was absent"),
+        (lambda state: {"memory": kept(torch.ones(2) + 0j)}, "x of memory 'mean' is torch.complex64 of shape .2,.; it"),
+        (
+            lambda state: {"memory": kept(torch.ones(2, dtype=torch.int8))},
+            "must be a plain or sparse .COO. tensor",
+        ),
+        (lambda state: {"memory": kept(torch.ones(2)._neg_view())}, "x of memory 'mean' is a Tensor of torch.float32"),
+        (
+            lambda state: {"memory": kept(torch.eye(2).to_sparse_csr())},
+            "x of memory 'mean' is .* .torch.sparse_csr",
+        ),
+        (lambda state: {"memory": kept(torch.nested.nested_tensor([torch.ones(2)]))}, "x of memory 'mean' is a Tensor"),
+        (lambda state: {"memory": kept(nn.UninitializedParameter())}, "x of memory 'mean' is a UninitializedParameter"),
+        (lambda state: {"memory": {"a\ud800": {}}}, "whose memory has the name .*; a name must be a text that a file"),
+        (lambda state: {"memory": {3: {}}}, "whose memory has the name 3; a name must be a text"),
+        (lambda state: {"alpha": torch.eye(2).long()}, "alpha is torch.int64 of shape .* of floating-point numbers"),
+        (lambda state: {"alpha": torch.eye(2).to_sparse_csr()}, "whose alpha is a Tensor .*torch.sparse_csr on cpu"),
+        (lambda state: {"alpha": torch.eye(2).to_sparse(1)}, "whose alpha is sparse in one dimension only; make it"),
+        (
+            lambda state: {"alpha": [[1.0]]},
+            r"whose alpha is \[\[1.0\]\]; it must be None or a tensor of shape",
+        ),
+        (lambda state: {"alpha": torch.ones(2, 2)}, "whose alpha holds no mixing weights: row 0 of alpha sums to 2"),
+        (lambda state: {"alpha": torch.eye(2) * torch.nan}, "alpha holds no mixing weights: row 0 of alpha holds nan"),
+    ],
+)
+def test_a_state_that_no_checkpoint_or_table_can_hold_is_refused_after_its_epoch(changes, sentence):
+    with pytest.raises(ValueError, match=rf"algorithm 'mine', which is not hetperm's, returned a State .*{sentence}"):
+        fit_changed(changes)
+    assert not Path("run/metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "one_size"),
+    [
+        (lambda state: {"tail": state.v, "tail_count": state.r}, False),
+        (lambda state: {"v": tuple({name: nn.Parameter(x) for name, x in model.items()} for model in state.v)}, False),
+        (lambda state: {"w": {}, "work": Work(visits=3, macs=0.5, asked=(2, 1), absent=(1, 0))}, False),
+        (lambda state: {"w": {name: x.double() for name, x in state.w.items()}}, True),
+        (lambda state: {"memory": {"ä/b\n": {"": torch.eye(2).to_sparse(), "nan": torch.tensor(torch.nan)}}}, False),
+        (lambda state: {"memory": kept(torch.ones(1, requires_grad=True).expand(3))}, False),
+        (lambda state: {"alpha": nn.Parameter(torch.eye(2))}, False),
+        (lambda state: {"alpha": torch.eye(2).bfloat16()}, False),
+        (lambda state: {"alpha": torch.eye(2).bfloat16().to_sparse()}, False),
+        (lambda state: {"alpha": torch.eye(2).half().to_sparse().requires_grad_()}, False),
+    ],
+)
+def test_a_state_that_passes_is_read_again_from_its_own_checkpoint(changes, one_size):
+    first = fit_changed(changes, one_size=one_size)
+    Path("run/clients.csv").unlink()
+    again = fit_changed(changes, one_size=one_size, resume=True)
+    assert Path("run/clients.csv").is_file() and not again.main.trained_here and again.summary == first.summary
+
+
+def test_a_strangers_end_of_training_keeps_the_epoch():
+    with pytest.raises(ValueError, match="returned a State whose r is 3 at the end; it must be 2"):
+        fit_changed(lambda state: {}, finish=lambda state: replace(state, r=3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda state: {"v": scaled(state, torch.nan)},
+        lambda state: {"tail": scaled(state, torch.nan), "tail_count": 1},
+        lambda state: {"w": scaled(state, torch.inf)[0]},
+    ],
+)
+def test_a_strangers_method_whose_models_are_not_finite_has_diverged(changes):
+    result = fit_changed(changes, algorithm="local", baselines=("mine",))
+    assert result.baselines["mine"].diverged == "diverged at epoch 1"
 
 
 def test_a_strangers_algorithm_that_edits_tensors_changes_no_rival():

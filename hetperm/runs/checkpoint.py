@@ -15,17 +15,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hetperm.runs.files import subfolder, write, write_at
-from hetperm.state import State, Work, is_count, is_model
+from hetperm.state import DTYPES, State, Work, is_model, is_whole, strange_count
 
 FORMAT = 3
 Refuse = Callable[[Mapping[str, Any]], str | None]
 _ENTRY = "hetperm checkpoint"  # the only metadata entry: safetensors does not fix the order of several
 _BLANK = b"0" * 64  # stands in the place of the checksum while it is computed
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors refuses to read longer headers, though it writes them
-_DTYPES = {  # the names in safetensors; a state holds no other types
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+# The names in safetensors; a state holds no other types.
+_DTYPES = dict(zip(DTYPES, ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"), strict=True))
 _REMEDY = "remove it to train this method from the start with --resume, or start another run with --out"
 
 
@@ -218,11 +216,8 @@ def _restored(content: Mapping[str, Any], tensors: Mapping[str, Tensor], history
 def _wrong(saved: Saved) -> str | None:
     """What is of the wrong kind in a checkpoint, in words; None if all is as a run writes it."""
     state = saved.state
-    work = state.work
-    counts = [state.r, state.tail_count, *work.figures.values(), work.missed, *work.asked, *work.absent]
     kinds = {
-        "counts": all([is_count(value) for value in counts])
-        and all([isinstance(value, int) for value in (state.r, state.tail_count, *_whole(work))]),
+        "counts": is_whole(state.r) and is_whole(state.tail_count) and strange_count(state.work) is None,
         "w": is_model(state.w),
         "v": isinstance(state.v, tuple) and all([is_model(model) for model in state.v]),
         "tail": state.tail is None or (isinstance(state.tail, tuple) and all([is_model(one) for one in state.tail])),
@@ -233,11 +228,6 @@ def _wrong(saved: Saved) -> str | None:
         "extra": isinstance(saved.extra, dict | None),
     }
     return next((name for name, right in kinds.items() if not right), None)
-
-
-def _whole(work: Work) -> list[int]:
-    """The counts of the work that are whole numbers; steps and multiply-adds need not be."""
-    return [work.visits, work.rounds, work.bytes_down, work.bytes_up, work.skipped, *work.asked, *work.absent]
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -56,12 +56,20 @@ def _epoch_rows(rival: Trained) -> list[Mapping[str, Any]]:
 
 def _matrix(alpha: Tensor) -> Any:
     """Mixing weights as a numpy array, or as a scipy array if they are sparse."""
+    alpha = _readable(alpha)
     if not alpha.is_sparse:
-        return alpha.cpu().numpy()
+        return alpha.numpy()
     from scipy import sparse
 
-    alpha = alpha.cpu().coalesce()
+    alpha = alpha.coalesce()
     return sparse.csr_array((alpha.values().numpy(), tuple(alpha.indices().numpy())), shape=tuple(alpha.shape))
+
+
+def _readable(alpha: Tensor) -> Tensor:
+    """Mixing weights in memory, without a gradient and in a precision that numpy and scipy have."""
+    alpha = alpha.detach().cpu()
+    lacks = alpha.dtype == torch.bfloat16 or (alpha.is_sparse and alpha.dtype == torch.float16)
+    return alpha.float() if lacks else alpha
 
 
 def save_models(result: Result) -> None:
@@ -77,12 +85,13 @@ def draw(result: Result) -> None:
     title = _title(result.summary)
     if result.alpha is not None:
         by = {"title": f"who learns from whom: {title}", "tiers": setting.tiers, "largest_first": setting.tier_names}
-        if len(result.alpha) > pictures.LARGEST_MAP:
-            weights = result.alpha.cpu() if result.alpha.is_sparse else result.alpha.cpu().to_sparse()
-            entries = (*weights.coalesce().indices().numpy(), weights.coalesce().values().numpy())
+        alpha = _readable(result.alpha)
+        if len(alpha) > pictures.LARGEST_MAP:
+            weights = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
+            entries = (*weights.indices().numpy(), weights.values().numpy())
             figure = pictures.neighbour_map(entries, setting.groups, **by)
         else:
-            figure = pictures.alpha_map(result.alpha.to_dense().cpu().numpy(), setting.groups, **by)
+            figure = pictures.alpha_map(alpha.to_dense().numpy(), setting.groups, **by)
         files.write(folder / "alpha.png", pictures.png(figure))
     table = result.state.memory.get(LOOK_AHEAD)
     if table is not None:
