@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hetperm import config, data, mixing
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.partial_training import own_parts
+from hetperm.algorithms.perm import LOOK_AHEAD
 from hetperm.algorithms.steps import RivalOptions
 from hetperm.checks import flag
 from hetperm.data import Problem, Wanted
@@ -30,6 +31,7 @@ _OURS = {kind: frozenset(table) for kind, table in {
     "algorithm": METHODS, "dataset": data.DATASETS, "model": zoo.MODELS, "metric": METRICS
 }.items()}  # fmt: skip
 _NAMES = "a name must be a text that a file can hold"
+_OUTLOOK = {"shares", "losses", "partners", "chosen"}  # in PERM's memory of what it saw
 
 
 def register_algorithm(
@@ -241,6 +243,8 @@ def _wrong_tables(state: State, whole: Params) -> str:
     strange = next((name for name in state.memory if not _is_name(name)), None)
     if strange is not None:
         return f"whose memory has the name {shown(strange)}; {_NAMES}"
+    if LOOK_AHEAD in state.memory and not state.memory[LOOK_AHEAD].keys() >= _OUTLOOK:
+        return f"whose memory has {LOOK_AHEAD!r}, where perm keeps what it saw ahead; give it another name"
     wrong = _wrong_model("w", state.w, {key: x for key, x in whole.items() if key in state.w})
     models = {"w": state.w, **{f"memory {name!r}": model for name, model in state.memory.items()}}
     return wrong or next(filter(None, (_unkept(owner, model) for owner, model in models.items())), "")

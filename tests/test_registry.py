@@ -308,6 +308,13 @@ def test_a_state_that_passes_is_read_again_from_its_own_checkpoint(changes, one_
     assert Path("run/clients.csv").is_file() and not again.main.trained_here and again.summary == first.summary
 
 
+def test_a_stranger_may_remember_reports_of_another_kind_than_perm():
+    assert fit_changed(lambda state: {"memory": {"reports": {"gradient": torch.ones(2)}}}).state.r == 2
+    assert Path("run/report.html").is_file() and not Path("run/server.safetensors").exists()
+    with pytest.raises(ValueError, match="whose memory has 'look ahead', where perm keeps what it saw ahead; give it"):
+        fit_changed(lambda state: {"memory": {"look ahead": {"x": torch.ones(2)}}}, out="other")
+
+
 def test_a_strangers_end_of_training_keeps_the_epoch():
     with pytest.raises(ValueError, match="returned a State whose r is 3 at the end; it must be 2"):
         fit_changed(lambda state: {}, finish=lambda state: replace(state, r=3))

@@ -32,6 +32,8 @@ from hetperm.state import State
 from hetperm.texts import shown
 from submodels import WHOLE, Budget
 
+_OF_REPORTS = {"gradient", "noise", "epoch", "since"}  # under that name a method of a plugin may remember anything
+
 
 @dataclass(frozen=True)
 class Result:
@@ -166,7 +168,7 @@ def server_of(result: Result) -> Server | None:
     """What a client needs that joins later; None if the method collects no reports."""
     state, config = result.state, result.setting.config
     kept = state.memory.get(REPORTS)
-    if kept is None:
+    if kept is None or not kept.keys() >= _OF_REPORTS:
         return None
     age = config.alpha_every if config.report_age is None else config.report_age
     epoch, since = kept["epoch"], kept["since"]
