@@ -24,7 +24,7 @@ from hetperm.metrics import METRICS, Metric, Score
 from hetperm.params import NotFinite, Params, check_finite
 from hetperm.server.federation import Federation
 from hetperm.state import DTYPES, IN_PARTS, State, Work, can_be_kept, has_values, is_model, is_whole, strange_count
-from hetperm.texts import one_line, shown
+from hetperm.texts import one_line, shown, words_of
 from submodels import zoo
 
 _OURS = {kind: frozenset(table) for kind, table in {
@@ -131,11 +131,17 @@ def _bordered(kind: str, name: str, function: Callable[..., Any], result: type) 
     def called(*args: Any, **options: Any) -> Any:
         try:
             returned = function(*args, **options)
-        except (ValueError, OSError, MemoryError, NotFinite):  # they say what is wrong with what was given
+        except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # a user's code can raise anything
-            reason = f"{type(error).__name__}: {one_line(str(error))}"
-            raise ValueError(
+            words = one_line(words_of(error))
+            if words and isinstance(
+                error, ValueError | OSError | NotFinite
+            ):  # it says what is wrong with what was given
+                raise
+            reason = f"{type(error).__name__}: {words}" if words else type(error).__name__
+            other = NotFinite if isinstance(error, NotFinite) else ValueError
+            raise other(
                 f"{kind} {name!r}, which is not hetperm's, failed ({reason}); HETPERM_TRACEBACK=1 shows where"
             ) from error
         if not isinstance(returned, result):

@@ -22,6 +22,7 @@ from hetperm.config import ADDED
 from hetperm.data import DATASETS, WITH_PATH, load
 from hetperm.methods import METHODS, check_method_tables, leaf_types, options_for
 from hetperm.metrics import METRICS, metric_of
+from hetperm.params import NotFinite
 from hetperm.runs.client_models import load_client
 from hetperm.state import State, Work
 from submodels import zoo
@@ -121,6 +122,10 @@ def test_a_data_set_gets_what_is_wanted_and_its_path():
     assert load("mine", num_clients=1, partition="iid", seed=0).clients
 
 
+def wordless(kind):
+    raise kind
+
+
 def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
     def broken(wanted):
         raise StopIteration("no more")
@@ -130,6 +135,13 @@ def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
         load("mine", num_clients=2, partition="iid", seed=0)
     hetperm.register_dataset("mine", lambda wanted: 3)
     with pytest.raises(ValueError, match="dataset 'mine' returned 3; it must be of Problem"):
+        load("mine", num_clients=2, partition="iid", seed=0)
+    for kind in (ValueError, OSError):
+        hetperm.register_dataset("mine", lambda wanted, kind=kind: wordless(kind))
+        with pytest.raises(ValueError, match=rf"dataset 'mine', which is .* failed \({kind.__name__}\); HETPERM_"):
+            load("mine", num_clients=2, partition="iid", seed=0)
+    hetperm.register_dataset("mine", lambda wanted: wordless(MemoryError))
+    with pytest.raises(MemoryError):
         load("mine", num_clients=2, partition="iid", seed=0)
     hetperm.register_model("mine", lambda **sizes: 3)
     with pytest.raises(ValueError, match="model 'mine' returned 3; it must be of Module"):
@@ -331,6 +343,11 @@ def test_a_strangers_end_of_training_keeps_the_epoch():
 def test_a_strangers_method_whose_models_are_not_finite_has_diverged(changes):
     result = fit_changed(changes, algorithm="local", baselines=("mine",))
     assert result.baselines["mine"].diverged == "diverged at epoch 1"
+
+
+def test_a_strangers_divergence_without_words_is_one():
+    with pytest.raises(NotFinite, match=r"mine: algorithm 'mine', which is not hetperm's, failed \(NotFinite\)"):
+        fit_changed(lambda state: wordless(NotFinite))
 
 
 def test_a_strangers_algorithm_that_edits_tensors_changes_no_rival():
