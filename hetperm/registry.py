@@ -4,6 +4,7 @@ The names that come with hetperm cannot be replaced; one's own can be, so that a
 """
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hetperm import config, data, mixing
+from hetperm.advice import did_you_mean
 from hetperm.algorithms.base import Algorithm
 from hetperm.algorithms.partial_training import own_parts
 from hetperm.algorithms.perm import LOOK_AHEAD
@@ -30,6 +32,7 @@ from submodels import zoo
 _OURS = {kind: frozenset(table) for kind, table in {
     "algorithm": METHODS, "dataset": data.DATASETS, "model": zoo.MODELS, "metric": METRICS
 }.items()}  # fmt: skip
+_SIZES = ("in_channels", "num_classes", "image_size")  # what data decide of a model
 _NAMES = "a name must be a text that a file can hold"
 _OUTLOOK = {"shares", "losses", "partners", "chosen"}  # in PERM's memory of what it saw
 
@@ -95,7 +98,7 @@ def register_model(name: str, build: Callable[..., nn.Module]) -> None:
             ``model_options`` and of ``--option model.key=value``. The seed decides the weights that it draws.
     """
     _check("model", name, build)
-    zoo.MODELS[name] = _bordered("model", name, build, nn.Module)
+    zoo.MODELS[name] = _asked_first(name, _bordered("model", name, build, nn.Module))
 
 
 def register_metric(
@@ -147,6 +150,29 @@ def _bordered(kind: str, name: str, function: Callable[..., Any], result: type) 
         if not isinstance(returned, result):
             raise ValueError(f"{kind} {name!r} returned {shown(returned)}; it must be of {result.__name__}")
         return returned
+
+    return called
+
+
+def _asked_first(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The function that builds a user's model, called only with what it takes."""
+
+    @functools.wraps(build, updated=())
+    def called(**options: Any) -> nn.Module:
+        try:
+            parameters = inspect.signature(build).parameters.values()
+        except (TypeError, ValueError):  # of a function that was written in C
+            return build(**options)
+        takes = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        strange = [option for option in options if option not in takes]
+        if not strange or any([one.kind == one.VAR_KEYWORD for one in parameters]):
+            return build(**options)
+        lacks = next((size for size in _SIZES if size in strange), None)
+        if lacks:
+            raise ValueError(f"model {name!r} takes no {lacks}; its function must take {', '.join(_SIZES)} by name")
+        own = [option for option in takes if option not in _SIZES]
+        advice = did_you_mean(strange[0], own, f"it takes {', '.join(own) or 'none'}")
+        raise ValueError(f"model {name!r} has no option {strange[0]}; {advice}")
 
     return called
 

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "cli": "federated bench runs report data methods algorithms server engine device mixing params state client "
     "randomness profile config checks advice texts",
     # What others register, in every room that has names; nothing of ours imports it but by a public name of hetperm.
-    "registry": "methods metrics data algorithms server.federation mixing state params config checks texts",
+    "registry": "methods metrics data algorithms server.federation mixing state params config advice checks texts",
     "__init__": "",  # names its modules as texts, and imports them when asked
     "__main__": "cli",
 }

@@ -4,6 +4,7 @@ import json
 import sys
 import textwrap
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -152,6 +153,36 @@ def test_what_a_strangers_function_does_wrong_is_said_with_its_name():
     hetperm.register_algorithm("mine", lambda *parts: None)
     with pytest.raises(ValueError, match="algorithm 'mine' returned None; it must be of Algorithm"):
         METHODS["mine"].make(None, {}, None)
+
+
+def sized(*, in_channels, num_classes, image_size, hidden=4, depth=1):
+    return nn.Linear(in_channels, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "sentence"),
+    [
+        (sized, {"hiden": 3}, r"^model 'mine' has no option hiden; did you mean 'hidden'\?$"),
+        (sized, {"foo": 3}, "^model 'mine' has no option foo; it takes hidden, depth$"),
+        (
+            lambda in_channels, num_classes, image_size: None,
+            {"foo": 3},
+            "^model 'mine' has no option foo; it takes none$",
+        ),
+        (
+            lambda sizes: None,
+            {},
+            "model 'mine' takes no in_channels; its function must take in_channels, num_classes, image_size by name",
+        ),
+        (lambda **sizes: wordless(TypeError("my own")), {"foo": 3}, r"failed \(TypeError: my own\)"),
+    ],
+)
+def test_a_strangers_model_that_lacks_an_option_is_said_to(build, options, sentence):
+    hetperm.register_model("mine", build)
+    with pytest.raises(ValueError, match=sentence):
+        zoo.build("mine", in_channels=2, num_classes=2, image_size=None, **options)
+    hetperm.register_model("mine", partial(sized, hidden=2))
+    assert zoo.build("mine", in_channels=2, num_classes=2, image_size=None, depth=2).out_features == 2
 
 
 CLIENT = hetperm.Client((torch.rand(4, 2), torch.arange(4) % 2))
@@ -503,6 +534,10 @@ def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
         ("--option dito.prox=1", "unknown algorithm 'dito'; did you mean 'ditto'?"),
         ("--baselines ditto --option ditto.prox=one", "[ditto]: prox is 'one'; it must be 0 or a number from 1e-12"),
         ("--option model.hiden=3", "model 'mlp' does not take these model_options"),
+        (
+            "--plugins mine.py --model tiny --option model.hiden=8",
+            "error: model 'tiny' has no option hiden; did",
+        ),
         ("--option ditto.prox=1", "--option: 'ditto.prox=1' is for ditto, which is not run; add it to --baselines"),
         ("--metric acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'?"),
         ("--metric dice", "digits does not go with --model mlp and --metric dice; change one of them"),
@@ -510,6 +545,7 @@ def test_a_run_is_not_resumed_with_a_plugin_that_has_changed(capsys):
 )
 def test_what_cannot_be_used_is_refused_in_one_line(words, sentence, capsys):
     Path("broken.py").write_text("1 / 0\n")
+    write_plugin()
     assert train(*words.split(), "--out", "run") == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1 and not Path("run").exists()
