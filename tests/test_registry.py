@@ -123,6 +123,15 @@ def test_a_data_set_gets_what_is_wanted_and_its_path():
     assert load("mine", num_clients=1, partition="iid", seed=0).clients
 
 
+def test_a_strangers_data_set_with_another_number_of_clients_is_warned_about(caplog):
+    sizes = {"in_channels": 2, "num_classes": 2, "image_size": None, "name": "mine"}
+    hetperm.register_dataset("mine", lambda wanted: hetperm.data.Problem((CLIENT,), **sizes))
+    for asked in (1, 4):
+        assert len(load("mine", num_clients=asked, partition="iid", seed=0).clients) == 1
+    said = "the clients of dataset 'mine' are 1, and 4 were asked for; set num_clients to the number it has"
+    assert caplog.messages == [said]
+
+
 def wordless(kind):
     raise kind
 

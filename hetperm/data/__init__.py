@@ -5,6 +5,7 @@ scored on the whole test pool, restricted to its classes and passed through its 
 data are made from the validation pool in the same way. Where every client is a writer or user, it is scored on its own.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from hetperm.memory import GB, available_bytes
 from hetperm.randomness import generator_for
 from hetperm.shards import Stored, size_of, taken
 from hetperm.texts import printable, shown
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +161,9 @@ def load(name: str, **others: Any) -> Problem:
     """
     make, wanted = _maker(name), Wanted(name, **others)
     problem, most = make(wanted), wanted.max_test_samples
+    if len(problem.clients) != wanted.num_clients:  # a user's set may come divided
+        log.warning("the clients of dataset %s are %d, and %d were asked for; set num_clients to the number it has",
+                    shown(name), len(problem.clients), wanted.num_clients)  # fmt: skip
     if most is None:
         return problem
     fewer = [_fewer(client, i, most, wanted.seed) for i, client in enumerate(problem.clients)]
