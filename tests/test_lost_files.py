@@ -153,7 +153,7 @@ def test_a_checkpoint_that_does_not_fit_its_run_is_refused(part, forge, copied, 
     checkpoint.save(path, forge(checkpoint.load(path)))
     assert again(copied) == 2
     remedy = "remove it to train perm from the start with --resume"
-    assert refusal(capsys) == f"{path} is not of this run: {part} in it is wrong; {remedy}"
+    assert refusal(capsys) == f"{path} is not of this run (wrong in it: {part}); {remedy}"
 
 
 def test_what_a_refusal_advises_can_be_done(copied, whole, capsys):

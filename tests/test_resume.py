@@ -500,12 +500,12 @@ def begun(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda state: replace(state, alpha=state.alpha.long()), "the mixing weights in it is wrong"),
-        (lambda state: replace(state, alpha=state.alpha * torch.nan), "the mixing weights in it is wrong"),
-        (lambda state: replace(state, w={k: x[None] for k, x in state.w.items()}), "the global model in it is wrong"),
+        (lambda state: replace(state, alpha=state.alpha.long()), "wrong in it: the mixing weights"),
+        (lambda state: replace(state, alpha=state.alpha * torch.nan), "wrong in it: the mixing weights"),
+        (lambda state: replace(state, w={k: x[None] for k, x in state.w.items()}), "wrong in it: the global model"),
         (
             lambda state: replace(state, v=tuple({k: x * torch.nan for k, x in v.items()} for v in state.v)),
-            "the models in it is wrong",
+            "wrong in it: the models",
         ),
         (lambda state: replace(state, memory={}), "its checkpoint cannot be resumed from"),
     ],

@@ -349,7 +349,7 @@ def checkpoints(setting: Setting, methods: Sequence[str], folder: Path) -> dict[
             )
             wrong = misfit(found[method], own, method)
             if wrong:
-                raise ValueError(f"{path} is not of this run: {wrong} in it is wrong; {remedy(method)}")
+                raise ValueError(f"{path} is not of this run (wrong in it: {wrong}); {remedy(method)}")
     return found
 
 
