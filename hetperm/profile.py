@@ -396,7 +396,7 @@ def table(
             cost = scalable.cost(tier.width, batch_size, optimizer, accumulate=accumulate)
         elif tier.width != 1:
             raise ValueError(
-                f"tier {tier.name!r} has width {tier.width:g} and this model cannot be cut; use the profile "
+                f"tier {tier.name!r} has width {float(tier.width):g} and this model cannot be cut; use the profile "
                 "'homogeneous' or another model"
             )
         row = {"tier": tier.name, "clients": clients[t], "width": tier.width, **_priced(cost)}
@@ -422,8 +422,8 @@ def over_budget(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             need = (row.get("wire_mb_per_visit") or 0) / 2 if name == "wire_mb" else row.get(name) or 0
             budget = row.get(f"budget_{name}")
             if budget is not None and need > budget:
-                text = f"tier {row['tier']} needs more {name} than its budget: {need:.4g} of {budget:g}"
-                over.setdefault(name, []).append(f"{text} at width {row['width']:g}")
+                text = f"tier {row['tier']} needs more {name} than its budget: {need:.4g} of {float(budget):g}"
+                over.setdefault(name, []).append(f"{text} at width {float(row['width']):g}")
     others = {name: f" (and {len(tiers) - 1} others)" if tiers[1:] else "" for name, tiers in over.items()}
     return [f"{tiers[0]}{others[name]}; --widths-from budget finds what fits" for name, tiers in over.items()]
 
@@ -499,7 +499,7 @@ def uncovered(widths: Iterable[float], extraction: str) -> str | None:
             raise ValueError(f"widths holds {shown(width)}; a width is a number above 0 and up to 1")
     if not isinstance(extraction, str) or extraction not in ("static", "rolling", "random"):
         raise ValueError(f"extraction is {shown(extraction)}; it must be static, rolling or random")
-    largest = max(listed, default=1)
+    largest = float(max(listed, default=1))  # on Python 3.11 a Fraction cannot be written with a format
     if extraction != "static" or largest >= 1:
         return None
     # A weight joins an input and an output channel: at width p, about p * p of them are trained.

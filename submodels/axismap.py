@@ -331,9 +331,8 @@ class AxisMap:
             if 2 * width * size <= 1 and kept[size] < size:
                 more = f" and {len(names) - 4} more" if len(names) > 4 else ""
                 share = f"share {self.share(width):.3f}"
-                lines.append(
-                    f"width {width:g} keeps {kept[size]} of {size} {word} ({', '.join(names[:4])}{more}): {share}"
-                )
+                keeps = f"width {float(width):g} keeps {kept[size]} of {size} {word}"
+                lines.append(f"{keeps} ({', '.join(names[:4])}{more}): {share}")
         return lines
 
 

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Rational, Real
 
 from submodels.cost import MB, Cost
 from submodels.texts import shown
@@ -102,8 +102,8 @@ def _ordered(widths: Iterable[float]) -> list[float]:
 def _positive(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    # A whole number may be larger than any float, and is compared and not converted.
-    return 0 < value <= sys.float_info.max if isinstance(value, int) else math.isfinite(value) and value > 0
+    # A whole number or a fraction may be larger than any float, and is compared and not converted.
+    return 0 < value <= sys.float_info.max if isinstance(value, Rational) else math.isfinite(value) and value > 0
 
 
 _MEANS = {
@@ -120,8 +120,8 @@ def _refusal(width: float, cost: Cost, budget: Budget) -> str:
     if list(broken) == ["train_mb"]:
         remedy += " or lower the batch size"
     return (
-        f"no width fits {' and '.join(f'{name}={limits[name]:g}' for name in broken)}: "
-        f"the smallest sub-model (width {width:.4g}) needs "
+        f"no width fits {' and '.join(f'{name}={float(limits[name]):g}' for name in broken)}: "
+        f"the smallest sub-model (width {float(width):.4g}) needs "
         f"{' and '.join(f'{need[name]:.3g} {_MEANS[name]}' for name in broken)}; {remedy}"
     )
 

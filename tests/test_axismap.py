@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -229,6 +230,7 @@ def test_what_a_width_cannot_express_is_said():
     assert axis_map.coarse(0.5) == []
     assert axis_map.coarse(0.25) == [f"width 0.25 keeps 1 of 2 groups (g0): share {axis_map.share(0.5):.3f}"]
     assert axis_map.coarse(0.25)[0] in axis_map.describe().splitlines()
+    assert axis_map.coarse(Fraction(1, 4)) == axis_map.coarse(0.25)
 
 
 def test_heads_that_a_width_cannot_express_are_said_by_their_name():

@@ -1,6 +1,7 @@
 """Budgets: what they accept, what fits, and the largest width that does."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -50,7 +51,11 @@ def test_a_limit_that_is_no_positive_number_is_refused_by_name_and_value(name, l
         Budget(**{name: limit})
 
 
-@pytest.mark.parametrize("limit", (10**400, -(10**400), 10**5000), ids=["large", "small", "not to be written"])
+@pytest.mark.parametrize(
+    "limit",
+    (10**400, -(10**400), 10**5000, Fraction(10**400)),
+    ids=["large", "small", "not to be written", "a fraction"],
+)
 def test_a_limit_larger_than_any_float_is_refused(limit):
     with pytest.raises(ValueError, match=r"^train_mb .* is no limit"):
         Budget(train_mb=limit)
@@ -104,6 +109,16 @@ def test_a_budget_nothing_fits_is_refused_with_the_smallest_need_and_the_remedy(
         "no width fits train_mb=1: the smallest sub-model (width 0.0625) needs 1.29 MB of training memory; "
         "raise train_mb to 1.3 or lower the batch size"
     )
+
+
+def test_fractions_are_written_as_the_decimals_they_are():
+    refusals = []
+    for half, sixteenth in ((0.5, 0.0625), (Fraction(1, 2), Fraction(1, 16))):
+        with pytest.raises(ValueError) as refused:
+            largest(cost_of, Budget(train_mb=half), [sixteenth])
+        refusals.append(str(refused.value))
+    assert refusals[0].startswith("no width fits train_mb=0.5: the smallest sub-model (width 0.0625)")
+    assert refusals[1] == refusals[0]
 
 
 def test_following_the_remedy_helps():

@@ -457,6 +457,16 @@ def test_a_model_that_cannot_be_cut_needs_full_width_from_all_who_take_part():
         table(profile, (0, 1), None, batch_size=2)
 
 
+def test_a_width_or_a_budget_that_is_a_fraction_is_written_as_a_decimal(small):
+    half, tiny = Fraction(1, 2), Fraction(1, 10**6)
+    assert uncovered([half], "static") == uncovered([0.5], "static")
+    profile = Profile("x", "", (Tier("a", 1, half, train_mb=tiny),))
+    with pytest.raises(ValueError, match=r"tier 'a' has width 0\.5 and this model cannot be cut"):
+        table(profile, [0], None, batch_size=2)
+    (warning,) = profiles.over_budget(table(profile, [0], small, batch_size=2))
+    assert " of 1e-06 at width 0.5; " in warning
+
+
 # What nobody trains
 
 
