@@ -118,7 +118,9 @@ def recalibrate(
         return
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
         raise TypeError("recalibrate takes an iterable of batches; for a single one write recalibrate(module, [x])")
-    device = device or next(iter(norms.values())).running_mean.device
+    if run is not None and not callable(run):
+        raise TypeError(f"run is {shown(run)}; it must be a function of a batch, such as run=lambda x: module(**x)")
+    device = _device(device) if device is not None else next(iter(norms.values())).running_mean.device
     with _only_training(module, norms.values()), torch.no_grad(), _pooling(norms) as pooled:
         empty = True
         for batch in batches:
@@ -139,6 +141,13 @@ def recalibrate(
     _check_finite(pooled)
     for path, moments in pooled.items():
         _store(norms[path], moments)
+
+
+def _device(name: Any) -> torch.device:
+    try:
+        return torch.device(name)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"device is {shown(name)}; it must be a torch.device, or its name such as 'cpu'") from error
 
 
 class _Moments(NamedTuple):

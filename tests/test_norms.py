@@ -340,6 +340,24 @@ def test_bad_batches_are_refused_in_one_sentence_and_change_nothing(batches, err
     assert _settings(net) == flags
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"run": "cpu"}, "run is 'cpu'; it must be a function of a batch"),
+        ({"device": torch.ones(2)}, r"device is tensor\(\[1., 1.\]\); it must be a torch.device, or its name"),
+        ({"device": 10**400}, "device is 1000.*; it must be a torch.device, or its name"),
+        ({"device": "gpu"}, "device is 'gpu'; it must be a torch.device, or its name"),
+        ({"device": ""}, "device is ''; it must be a torch.device, or its name"),
+    ],
+)
+def test_a_wrong_option_of_recalibrate_is_named_before_a_batch_is_touched(options, sentence):
+    norm, batches = nn.BatchNorm1d(1), iter([torch.zeros(2, 1)])
+    with pytest.raises((TypeError, ValueError), match=sentence) as caught:
+        norms.recalibrate(norm, batches, **options)
+    assert "\n" not in str(caught.value)
+    assert len(list(batches)) == 1
+
+
 def test_one_sample_with_several_positions_is_enough():
     norm = nn.BatchNorm2d(1)
     norms.recalibrate(norm, [torch.tensor([[[[0.0, 2.0]]]])])
