@@ -37,7 +37,17 @@ def statistics(module: nn.Module) -> frozenset[str]:
 
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether some layer normalises over the batch, with or without running statistics."""
-    return any(isinstance(part, _BatchNorm) for part in module.modules())
+    return any(True for _ in batch_norms(module))
+
+
+def batch_norms(module: nn.Module) -> Iterator[nn.Module]:
+    """Every layer that normalises over the batch."""
+    return (part for part in module.modules() if isinstance(part, _BatchNorm))
+
+
+def refuses_one(error: Exception) -> bool:
+    """Whether a batch norm raised the error because it got a single sample."""
+    return str(error).startswith("Expected more than 1 value per channel")  # torch has no class for it
 
 
 def check_batch(module: nn.Module, n: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from submodels import rules
+from submodels import norms, rules
 from submodels.axes import Axis, choose_factors, find, fixed, freeze, leaves, product, tag, unify
 from submodels.calls import Call, Examples
 from submodels.integers import Attribute
@@ -180,15 +180,26 @@ def _observe(model: nn.Module, examples: Examples, declared: Declared, heads: st
                 for a, b in zip(states[i, k], tracer[rest[position]], strict=True):
                     unify(a, b)
 
+    def observe_training(call: Call, number: int) -> None:
+        try:
+            observe(call, number)
+        except ValueError as error:
+            if not norms.refuses_one(error):
+                raise
+            # Their running statistics do instead, and all else is seen as it trains.
+            for norm in norms.batch_norms(model):
+                norm.eval()
+            observe(call, number)
+
     for number, call in enumerate(examples.calls):
         model.eval()
         observe(call, number)
         model.train()
         try:
-            observe(call, number)
+            observe_training(call, number)
         except rules.RuleError:
             raise
-        except Exception as error:  # a model that cannot train on this example (a batch of one) can still be cut
+        except Exception as error:  # a model that cannot train on this example can still be cut
             notes.append(f"not traced in training mode: {_first_line(error)}")
     unused = [name for name, x in named_tensors(model) if id(x) not in tracer.seen]
     tracer.freeze([x for name, x in named_tensors(model) if name in unused], "not used in the traced run")

@@ -200,10 +200,35 @@ def test_an_output_stays_whole_whatever_it_is_returned_in(container):
 
 
 def test_a_model_that_cannot_train_on_its_example_is_checked_in_evaluation():
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    scalable = ScalableModel(model, torch.zeros(1, 4))  # batch norm wants more than one sample
-    assert scalable.sizes == (8,)
-    assert "not traced in training mode" in scalable.axis_map.notes[0]
+    class Several(nn.Linear):
+        def forward(self, x):
+            if self.training and len(x) < 2:
+                raise ValueError("one sample is too few")
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(4, 8), Several(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    scalable = ScalableModel(model, torch.zeros(1, 4))
+    assert scalable.sizes == (8, 8)
+    assert scalable.axis_map.notes == ("not traced in training mode: ValueError: one sample is too few",)
+
+
+def test_batch_norms_that_refuse_one_sample_leave_the_rest_to_be_traced_in_training(caplog):
+    class Auxiliary(nn.Module):
+        """Adds the answer of a second head in training."""
+
+        def __init__(self):
+            super().__init__()
+            self.stem, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(8)
+            self.head, self.second = nn.Linear(8, 3), nn.Linear(8, 3)
+
+        def forward(self, x):
+            x = self.norm(self.stem(x)).relu()
+            return self.head(x) + self.second(x) if self.training else self.head(x)
+
+    one, several = (ScalableModel(Auxiliary(), torch.zeros(samples, 4)) for samples in (1, 2))
+    assert one.axis_map == several.axis_map and one.axis_map.notes == ()
+    assert one.axis_map.dims["second.weight"] == (Fixed(3), Group(0))
+    assert not caplog.records
 
 
 # Maps that are wrong
