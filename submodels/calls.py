@@ -12,6 +12,10 @@ from submodels.skeleton import named_tensors, on_meta, rebuild, tensors_in
 from submodels.texts import shown
 
 
+class NothingKept(ValueError):
+    """A model answered with nothing that could be kept whole."""
+
+
 class Call(NamedTuple):
     """The arguments of one forward."""
 
@@ -46,8 +50,10 @@ class Examples:
         kept = out if self.outputs is None else self.outputs(out)
         found = list(tensors_in(kept))
         if not found:
-            which = "the model returns" if self.outputs is None else "outputs= gives"
-            raise ValueError(f"{which} {shown(kept)}, which holds no tensor that could be kept whole")
+            which, remedy = "the model returns", "say with outputs= where it is, such as outputs=lambda out: out.logits"
+            if self.outputs is not None:
+                which, remedy = "outputs= gives", "it must give a tensor of the model's answer"
+            raise NothingKept(f"{which} {shown(kept)}, which holds no tensor that could be kept whole; {remedy}")
         return found
 
     def rest(self, out: Any) -> list[Tensor]:

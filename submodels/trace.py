@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from submodels import norms, rules
 from submodels.axes import Axis, choose_factors, find, fixed, freeze, leaves, product, tag, unify
-from submodels.calls import Call, Examples
+from submodels.calls import Call, Examples, NothingKept
 from submodels.integers import Attribute
 from submodels.recurrence import TwoSteps
 from submodels.sizes import Sizes
@@ -132,6 +132,8 @@ def _observe_real(model: nn.Module, examples: Examples, declared: Declared, head
     real = rebuild(model, {id(x): x.detach().clone() for _, x in named_tensors(model)})
     try:
         result = _observe(real, examples, declared, heads)
+    except NothingKept:
+        raise
     except Exception as error:
         raise ValueError(
             f"{type(model).__name__} does not run on the example inputs ({_first_line(error)}); "

@@ -119,6 +119,27 @@ def test_a_compiled_module_is_unwrapped():
     assert scalable.model is model and scalable.sizes == (8,)
 
 
+class Opaque(nn.Module):
+    """Returns a function that gives the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        logits = self.layers(x)
+        return lambda: logits
+
+
+def test_an_answer_without_a_tensor_is_refused_with_the_remedy_and_the_remedy_helps():
+    with pytest.raises(ValueError, match=r"^the model returns <function .* holds no tensor") as refused:
+        ScalableModel(Opaque(), torch.zeros(2, 4))
+    assert str(refused.value).endswith("; say with outputs= where it is, such as outputs=lambda out: out.logits")
+    assert ScalableModel(Opaque(), torch.zeros(2, 4), outputs=lambda out: out()).sizes == (8,)
+    with pytest.raises(ValueError, match=r"^outputs= gives 3, which holds no tensor .*; it must give a tensor of"):
+        ScalableModel(Opaque(), torch.zeros(2, 4), outputs=lambda out: 3)
+
+
 def test_what_cannot_be_traced_at_all_is_refused_with_the_remedy():
     class Scripted(torch.jit.ScriptModule):
         pass
