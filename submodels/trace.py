@@ -135,9 +135,11 @@ def _observe_real(model: nn.Module, examples: Examples, declared: Declared, head
     except NothingKept:
         raise
     except Exception as error:
+        remedy = "give example_inputs and example_kwargs as its forward takes them"
+        if norms.refuses_one(error):
+            remedy = "give an example of two samples or more, or make its batch norms with track_running_stats=True"
         raise ValueError(
-            f"{type(model).__name__} does not run on the example inputs ({_first_line(error)}); "
-            f"give example_inputs and example_kwargs as its forward takes them"
+            f"{type(model).__name__} does not run on the example inputs ({_first_line(error)}); {remedy}"
         ) from error
     result.trace.notes.append(f"does not run on the meta device ({_first_line(meta)}); traced on real tensors")
     return result

@@ -231,6 +231,16 @@ def test_batch_norms_that_refuse_one_sample_leave_the_rest_to_be_traced_in_train
     assert not caplog.records
 
 
+def test_batch_norms_that_take_no_single_sample_at_all_are_refused_with_the_remedy():
+    def model(tracking):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, track_running_stats=tracking), nn.Linear(8, 3))
+
+    with pytest.raises(ValueError, match=r"does not run on the example inputs .*; give an example of two samples or m"):
+        ScalableModel(model(False), torch.zeros(1, 4))
+    assert ScalableModel(model(False), torch.zeros(2, 4)).sizes == (8,)
+    assert ScalableModel(model(True), torch.zeros(1, 4)).sizes == (8,)
+
+
 # Maps that are wrong
 
 
