@@ -226,6 +226,8 @@ class AxisMap:
     def shape(self, name: str, counts: Sequence[int]) -> tuple[int, ...]:
         """The shape of a tensor when ``counts`` channels of every group are kept."""
         if not isinstance(name, str) or name not in self.dims:
+            if isinstance(name, str) and name.removeprefix("_orig_mod.") in self.dims:
+                raise ValueError(f"{shown(name)} is of a model that torch.compile made; give the model it was made of")
             raise ValueError(f"this model has no tensor {shown(name)}; it has {', '.join(self.dims)[:200]}")
         check_counts("counts", counts, self.sizes)
         return self._shape(name, counts)

@@ -119,6 +119,15 @@ def test_a_compiled_module_is_unwrapped():
     assert scalable.model is model and scalable.sizes == (8,)
 
 
+def test_the_tensors_of_a_compiled_module_are_asked_for_by_the_names_of_what_was_wrapped():
+    axis_map = ScalableModel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)).axis_map
+    assert axis_map.shape("0.weight", (4,)) == (4, 4)
+    with pytest.raises(ValueError, match=r"^'_orig_mod\.0\.weight' is of a model that torch\.compile made; give"):
+        axis_map.shape("_orig_mod.0.weight", (4,))
+    with pytest.raises(ValueError, match=r"^this model has no tensor '_orig_mod\.1\.weight'"):
+        axis_map.shape("_orig_mod.1.weight", (4,))
+
+
 class Opaque(nn.Module):
     """Returns a function that gives the logits."""
 
