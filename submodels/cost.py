@@ -118,6 +118,7 @@ def count(
         >>> count(nn.Linear(3, 4), torch.zeros(1, 3), batch_size=2)
         Cost(params=16, macs=12, train_bytes=192, wire_bytes=64)
     """
+    _check_module(module)
     rule = _checked(optimizer, batch_size)
     batch = _batch(example_inputs, example_kwargs, _piece(batch_size, accumulate), batch_dims)
     start_autograd()
@@ -157,9 +158,15 @@ def measure(
     new shapes (some MB) and by what glibc keeps of freed memory: up to as much again, unless the process was started
     with MALLOC_MMAP_THRESHOLD_=65536.
     """
+    _check_module(module)
     rule = _checked(optimizer, batch_size)
     batch = _batch(example_inputs, example_kwargs, _piece(batch_size, accumulate), batch_dims)
     return _measured(module, batch, rule, accumulate)
+
+
+def _check_module(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"the module is {shown(module)}; it must be an nn.Module (a ScalableModel has cost and fit)")
 
 
 def check_step(optimizer: str, batch_size: int, accumulate: int) -> None:

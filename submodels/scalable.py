@@ -21,7 +21,7 @@ from submodels.selfcheck import runnable
 from submodels.skeleton import holds_weights, named_tensors, on_meta
 from submodels.states import cut_call
 from submodels.template import Template
-from submodels.texts import shown
+from submodels.texts import plain, shown
 from submodels.verify import Report, verify
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def _index(
         except TypeError as error:
             call = "extractor(group, kept, round=..., client=...)"
             raise TypeError(
-                f"{shown(extractor)} cannot be called as {call} ({error}); see submodels.extractors"
+                f"{shown(extractor)} cannot be called as {call} ({plain(str(error))}); see submodels.extractors"
             ) from error
         try:
             chosen = torch.as_tensor(answer).clone()  # an extractor may use its memory again

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from submodels.batch import Dims
 from submodels.calls import Call
 from submodels.skeleton import loose_tensors, named_tensors, rebuild
+from submodels.texts import plain
 
 
 def start_autograd() -> None:
@@ -52,7 +53,7 @@ def real_steps(module: nn.Module, batch_size: int) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
             yield
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = plain(str(error)).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"{type(module).__name__} takes no training step on the example inputs at batch_size {batch_size} "
             f"({reason}); check the inputs, or raise batch_size"

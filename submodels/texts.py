@@ -19,3 +19,13 @@ def shown(value: Any) -> str:
     except Exception:  # an object of the user's, which cannot even be shown
         return f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def plain(message: str) -> str:
+    """What Python says of a call, where it calls a wrong argument unexpected.
+
+    Example:
+        >>> plain("forward() got an unexpected keyword argument 'mask'")
+        "forward() takes no argument 'mask'"
+    """
+    return message.replace("got an unexpected keyword argument", "takes no argument")

@@ -23,6 +23,7 @@ from submodels.recurrence import TwoSteps
 from submodels.sizes import Sizes
 from submodels.skeleton import holds_weights, loose_tensors, named_tensors, on_meta, rebuild, tensors_in
 from submodels.states import StateName, find_states
+from submodels.texts import plain
 
 _REMEDY = {"model output": "say with outputs= which of the model's answers must stay whole"}
 
@@ -279,7 +280,7 @@ def _run(model: nn.Module, call: Call, observers: Iterable) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    return f"{type(error).__name__}: {plain(str(error)).splitlines()[0][:120] if str(error) else ''}"
 
 
 def _tie_attention_modules(model: nn.Module, tracer: Tracer, sizes: Sizes) -> None:

@@ -128,6 +128,11 @@ def test_the_tensors_of_a_compiled_module_are_asked_for_by_the_names_of_what_was
         axis_map.shape("_orig_mod.1.weight", (4,))
 
 
+def test_an_argument_that_the_forward_does_not_take_is_named():
+    with pytest.raises(ValueError, match=r"\(TypeError: .*forward\(\) takes no argument 'mask'\); give example_inputs"):
+        ScalableModel(Tasks(), X, {"mask": 1})
+
+
 class Opaque(nn.Module):
     """Returns a function that gives the logits."""
 

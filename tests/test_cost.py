@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from submodels import zoo
+from submodels import ScalableModel, zoo
 from submodels.cost import MB, OPTIMIZERS, Cost, count, measure, wire_bytes
 from submodels.kernels import INSIDE
 
@@ -355,6 +355,20 @@ def test_an_unknown_optimizer_is_refused_with_the_known_ones(run):
 def test_a_batch_size_that_is_no_positive_whole_number_is_refused(run, batch_size):
     with pytest.raises(ValueError, match=r"batch_size .* is not a whole number of 1 or more"):
         run(nn.Linear(3, 4), torch.zeros(1, 3), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("run", (count, measure))
+def test_what_is_no_module_is_refused_in_one_sentence(run):
+    scalable = ScalableModel(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3))
+    for wrong in (scalable, None, nn.Linear):
+        with pytest.raises(TypeError, match=r"^the module is .*; it must be an nn\.Module"):
+            run(wrong, torch.zeros(1, 3), batch_size=2)
+
+
+@pytest.mark.parametrize("run", (count, measure))
+def test_an_argument_that_the_forward_does_not_take_is_named(run):
+    with pytest.raises(ValueError, match=r"\(Linear\.forward\(\) takes no argument 'mask'\); check the inputs"):
+        run(nn.Linear(3, 4), torch.zeros(1, 3), {"mask": 1}, batch_size=2)
 
 
 @pytest.mark.parametrize("run", (count, measure))

@@ -123,6 +123,7 @@ def test_what_is_right_is_taken(call):
         (lambda: load_client("a" * 10**4, 0), "no name in a path may be longer than 255 bytes"),
         (lambda: SCALABLE.index(0.5, round=True), "round is True; it must be a whole number below 2^64"),
         (lambda: SCALABLE.index(0.5, len), "cannot be called as extractor(group, kept, round=..., client=...)"),
+        (lambda: SCALABLE.extract(0.5, nn.Linear(2, 2)), "(Linear.forward() takes no argument 'round')"),
         (lambda: SCALABLE.cost(0.5, batch_dim=1.0), "batch_dim is 1.0; it must be a whole number, or one for each"),
         (lambda: SCALABLE.cost(0.5, batch_dim=[7]), "batch_dim [7] holds 7; give dimensions of the tensors, or None"),
         (lambda: recalibrate(NORMED, [torch.zeros(2, 9)]), "cannot be run on a batch of shape (2, 9), torch.float32"),
