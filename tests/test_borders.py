@@ -57,6 +57,9 @@ NO_TENSORS = {
     "complex": torch.ones(3, 3, dtype=torch.cfloat),
     "meta": torch.ones(3, 3, device="meta"),
     "empty": torch.zeros(0, 0),
+    "float8": torch.zeros(3, 3, dtype=torch.float8_e4m3fn),
+    "unsigned": torch.zeros(3, 3, dtype=torch.uint16),
+    "sparse in one of two": torch.zeros(3, 3).to_sparse(1),
 }
 
 
@@ -116,6 +119,8 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
         ),
         (lambda: mixing.same_group_mass(ALPHA, [[1], [2], [3]]), "groups must be one label for each client"),
         (lambda: mixing.same_group_mass(ALPHA, None), "groups is a NoneType; it must be a list"),
+        (lambda: mixing.self_weight(ALPHA.to(torch.uint16)), "alpha is of torch.uint16, with which torch cannot comp"),
+        (lambda: shuffle.schedule(ALPHA.to_sparse(1), GENERATOR), "alpha is sparse in 1 of its 2 dimensions; it must"),
         (lambda: mixing.sparse([]), "the blocks of alpha have the shapes []"),
         (lambda: mixing.sparse([torch.ones(1, 3), torch.ones(1, 2)]), "they must be (rows, N)"),
         (lambda: mixing.weights(-ZETA, Q, N), "zeta holds -9.0; a squared distance is zero or more"),
@@ -205,6 +210,21 @@ def test_a_wrong_argument_is_named(call, message):
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_samples_are_counted_in_numbers_of_any_type(dtype):
+    assert torch.equal(mixing.weights(ZETA, Q, N.to(dtype)), mixing.weights(ZETA, Q, N))
+
+
+def test_weights_are_read_from_a_subclass_of_tensor_too():
+    class Named(torch.Tensor):
+        pass
+
+    alpha = ALPHA.as_subclass(Named)
+    for read in (mixing.effective_partners, mixing.rows_of, mixing.self_weight, mixing.nonzero):
+        assert repr(read(alpha)) == repr(read(ALPHA))
+    assert torch.equal(mixing.sparse(alpha).to_dense(), ALPHA)
 
 
 def test_the_spread_of_sparse_weights_in_single_precision_is_that_of_dense_ones():

@@ -9,6 +9,12 @@ from hetperm.checks import LARGEST, whole
 from hetperm.texts import shown
 from submodels import ScalableModel
 
+# Types of numbers with which torch computes; of others, such as uint16 and float8, it mostly only keeps them.
+COMPUTED = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
+
 
 def tensor(name: str, value: Any) -> Tensor:
     """The value, which must be a tensor of real numbers; an error says what it is instead.
@@ -18,6 +24,13 @@ def tensor(name: str, value: Any) -> Tensor:
         Traceback (most recent call last):
         TypeError: zeta is a list; it must be a tensor of numbers, such as torch.tensor([0.5, 0.5])
     """
+    if _real(name, value).dtype not in COMPUTED:
+        raise ValueError(f"{name} is of {value.dtype}, with which torch cannot compute; convert it: .double(), .long()")
+    return value
+
+
+def _real(name: str, value: Any) -> Tensor:
+    """The value, which must be a tensor of real numbers, of any type."""
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise TypeError(f"{name} is a {kind}; it must be a tensor of numbers, such as torch.tensor([0.5, 0.5])")
@@ -25,12 +38,19 @@ def tensor(name: str, value: Any) -> Tensor:
         raise ValueError(f"{name} is of {value.dtype}; it must hold real numbers")
     if value.is_meta or value.is_nested or value.layout not in (torch.strided, torch.sparse_coo):
         raise ValueError(f"{name} is {value.layout} on {value.device}; it must be a plain or sparse tensor with values")
+    if value.is_sparse and value.dense_dim():
+        sparse = value.sparse_dim()
+        raise ValueError(f"{name} is sparse in {sparse} of its {value.dim()} dimensions; it must be so in all, or none")
     return value
 
 
 def dense(name: str, value: Any) -> Tensor:
     """The value, which must be a tensor of real numbers that is not sparse."""
-    if tensor(name, value).is_sparse:
+    return _not_sparse(name, tensor(name, value))
+
+
+def _not_sparse(name: str, value: Tensor) -> Tensor:
+    if value.is_sparse:
         raise ValueError(f"{name} is sparse; convert it with .to_dense()")
     return value
 
@@ -51,7 +71,7 @@ def numbers(name: str, value: Any, device: torch.device | None = None) -> Tensor
         tensor([3., 4.], dtype=torch.float64)
     """
     if isinstance(value, Tensor):
-        dense(name, value)
+        _not_sparse(name, _real(name, value))
     if isinstance(value, bool):  # Python takes True for 1, but nobody means it as a number
         raise TypeError(f"{name} is {value}; it must be a number, or a tensor or list of numbers")
     try:

@@ -20,7 +20,7 @@ def sparse(alpha: Tensor | Iterable[Tensor]) -> Tensor:
                 [0, 0, 1]])
     """
     parts = _blocks([alpha] if isinstance(alpha, Tensor) else alpha)
-    alpha = torch.cat([part.to_sparse() for part in parts]).coalesce()
+    alpha = torch.cat([_to_sparse(part) for part in parts]).coalesce()
     _check_signs(alpha.values(), alpha.indices()[0])
     return alpha
 
@@ -33,6 +33,11 @@ def _blocks(alpha: Iterable[Tensor]) -> list[Tensor]:
         shapes = [tuple(part.shape) for part in parts]
         raise ValueError(f"the blocks of alpha have the shapes {shapes}; they must be (rows, N)")
     return parts
+
+
+def _to_sparse(alpha: Tensor) -> Tensor:
+    # A user's subclass of Tensor, which torch would keep, cannot be sparse.
+    return alpha if alpha.is_sparse else alpha.as_subclass(Tensor).to_sparse()
 
 
 def rows_of(alpha: Tensor) -> list[dict[int, float]]:
@@ -55,7 +60,7 @@ def rows_of(alpha: Tensor) -> list[dict[int, float]]:
 def _entries(alpha: Tensor) -> tuple[Tensor, Tensor]:
     """The positions (2, entries) and the values of the non-zero entries, row by row."""
     alpha = borders.square("alpha", alpha).detach()
-    alpha = (alpha if alpha.is_sparse else alpha.to_sparse()).coalesce()
+    alpha = _to_sparse(alpha).coalesce()
     # A sparse tensor may store explicit zeros; those are no partners.
     keep = alpha.values() != 0
     (i, j), values = alpha.indices()[:, keep], alpha.values()[keep]
