@@ -176,6 +176,12 @@ def test_what_are_no_numbers_of_these_clients_is_refused_in_one_sentence(functio
             lambda: discrepancy.fill_noise(torch.ones(3), N[:2]),
             "q of shape (3,) and n of shape (2,); give the noise and",
         ),
+        (lambda: discrepancy.fill_noise(SOME, [10, 1e-320, 30]), "the noise of client 1 with n[1] = 1e-320 is too"),
+        (
+            lambda: discrepancy.fill_noise(torch.tensor([1e308, 1e308, math.nan], dtype=torch.float64), [1, 1, 1]),
+            "the noise of client 2 with n[2] = 1.0 is too large for torch.float64",
+        ),
+        (lambda: complexity.term(Q, [1e-320, 1, 1]), "n holds 1e-320, too few for a vc of 1.0; give the s"),
         (lambda: discrepancy.noise(torch.full((2, 2), math.nan)), "the noise of these micro-gradients is nan"),
         (lambda: mixing.weights(ZETA, Q, N, lam=1), "unknown option 'lam' of mixing weights; known are regularization"),
         (lambda: mixing.weights(ZETA, Q, N, share=1e308), "share is 1e+308; it must be at most 1e+100, or inf"),

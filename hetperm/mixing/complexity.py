@@ -76,6 +76,10 @@ def term(vc: Tensor, n: Tensor) -> Tensor:
         raise ValueError(f"vc of shape {tuple(vc.shape)} and n of shape {tuple(n.shape)}; give one of each per client")
     if not (vc.isfinite() & (vc >= 0)).all() or not (n.isfinite() & (n > 0)).all():
         raise ValueError(f"the complexity term needs vc >= 0 and n > 0, not vc = {vc.tolist()} and n = {n.tolist()}")
+    wrong = (~(vc / n).isfinite()).nonzero().tolist()
+    if wrong:
+        j = tuple(wrong[0])
+        raise ValueError(f"n holds {float(n[j])}, too few for a vc of {float(vc[j])}; give the samples of each client")
     return (vc / n).sqrt()
 
 

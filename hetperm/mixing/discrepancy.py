@@ -436,5 +436,13 @@ def fill_noise(q: Tensor, n: Tensor) -> Tensor:
             "no client has two samples, so the noise of their gradients is unknown; give regularization as a number"
         )
     known = (n * q)[~unknown].tolist()
-    one_sample = math.fsum(known) / len(known)  # fsum rounds once, so the order of clients cannot matter
-    return torch.where(unknown, one_sample / n, q.double()).to(q.dtype)
+    # fsum rounds once, so the order of clients cannot matter; where a plain sum overflows, it raises an error.
+    one_sample = math.fsum(known) / len(known) if math.isfinite(sum(known)) else math.inf
+    filled = torch.where(unknown, one_sample / n, q.double()).to(q.dtype)
+    if not filled.isfinite().all():
+        j = int((~filled.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"the noise of client {j} with n[{j}] = {float(n[j])} is too large for {q.dtype}; n holds the samples of "
+            "each client, 1 or more, and gradients may be scaled down"
+        )
+    return filled
