@@ -6,9 +6,10 @@ is right. Plain annotations need no check: `Literal` lists the choices, ``| None
 """
 
 import functools
+import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -171,6 +172,27 @@ def path(name: str, value: Any) -> Path:
     if len(Path(value).parts) > MOST_PARTS:
         raise ValueError(f"{name} is {shown(str(value))}; no more than {MOST_PARTS} folders may be inside each other")
     return Path(value)
+
+
+def takes(name: str, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Raise an error if a function cannot be called with so many arguments, as far as it says.
+
+    Args:
+        arguments: what each of them is, in words.
+
+    Example:
+        >>> takes("on_epoch", lambda row: None, ["the method", "its row"])
+        Traceback (most recent call last):
+        TypeError: on_epoch takes (row); it is called with the method and its row
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # some functions of C do not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name} takes {signature}; it is called with {' and '.join(arguments)}") from error
 
 
 def flag(name: str, value: Any) -> bool:

@@ -95,6 +95,8 @@ class Client:
                 object.__setattr__(self, name, int(getattr(self, name)))  # numpy has whole numbers of its own
         if not (self.classes is None or (isinstance(self.classes, Tensor) and self.classes.dtype == torch.bool)):
             raise ValueError(f"{self._name}: classes is {kind_of(self.classes)}; it must be a tensor of bool, or None")
+        if self.classes is not None and self.classes.layout is not torch.strided:
+            raise ValueError(f"{self._name}: classes is a sparse tensor; give a dense one (to_dense)")
         if self.classes is not None and self.classes.is_meta:
             raise ValueError(f"{self._name}: classes is on the meta device, which holds no values; give a real one")
         if self.classes is not None and not (self.classes.dim() == 1 and self.classes.any()):

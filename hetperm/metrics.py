@@ -21,6 +21,8 @@ OWN = "score"  # the name of a function that has none that could head a column
 TAKEN = (
     *("loss", "tail", "val", "tier", "tiers", "alpha", "cost", "seed", "seeds", "epoch", "epochs", "client", "width"),
     *("group", "metric", "better", "model", "partition", "algorithm", "dataset", "baselines", "attendance"),
+    *("clients", "params", "joined", "method", "share", "partners", "mmacs", "macs", "visits", "rounds", "skipped"),
+    *("finished", "asked", "absent", "chosen", "block", "times", "never", "mean", "worst", "weighted", "std", "commit"),
 )
 
 

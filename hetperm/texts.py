@@ -3,6 +3,7 @@
 from typing import Any
 
 LONGEST = 100  # characters of a value in an error
+LONGEST_REASON = 500  # characters of what a user's code says about its failure
 
 
 def printable(text: str) -> str:
@@ -56,6 +57,19 @@ def shown(value: Any) -> str:
     except Exception:  # an object of the user's, which cannot even be shown
         return f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a user's code failed, for a sentence: on one line, cut short, or else the name of the error.
+
+    Example:
+        >>> reason_of(TypeError("f() got an unexpected keyword argument 'x'")), reason_of(KeyError())
+        ("f() has no argument 'x'", 'KeyError')
+    """
+    reason = one_line(words_of(error)).replace("got an unexpected keyword argument", "has no argument")
+    if len(reason) > LONGEST_REASON:  # its beginning and its end say what is wrong
+        reason = f"{reason[: LONGEST_REASON // 2]} ... {reason[-LONGEST_REASON // 2 :]}"
+    return reason or type(error).__name__
 
 
 def words_of(error: BaseException) -> str:

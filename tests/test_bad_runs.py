@@ -6,8 +6,9 @@ import threading
 import pytest
 import tomli_w
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import hetperm
 from hetperm import Client, Config, fit
@@ -210,6 +211,25 @@ class Returns(nn.Module):
         return self.change(self.linear(x))
 
 
+class Dropping(nn.Module):
+    """A linear model that returns another thing in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return (self.linear(x), x) if self.training else self.linear(x)
+
+
+def jagged(out):
+    return torch.nested.as_nested_tensor(list(out), layout=torch.jagged)
+
+
+def fails_at_length(out):
+    raise ValueError("a" * 10_000)
+
+
 class Changes(nn.Module):
     """A linear model that begins with a function of its inputs."""
 
@@ -306,6 +326,49 @@ def not_finite() -> nn.Module:
             {"metric": lambda out, y: 1j * out.mean()},
             r"the metric gives tensor\(.*; it must be one number",
         ),
+        (
+            Returns(Tensor.sum),
+            {},
+            "^the model returns a single number for a batch of two samples; it must",
+        ),
+        (Returns(Tensor.to_sparse), {}, "^the model returns a sparse or nested tensor; return a dense one"),
+        (
+            Returns(lambda out: torch.nested.as_nested_tensor(list(out), layout=torch.jagged)),
+            {},
+            "^the model returns a sparse or nested",
+        ),
+        (
+            Returns(lambda out: out.to("meta")),
+            {},
+            "^the model gives a tensor on the meta device, which holds no values",
+        ),
+        (Returns(lambda out: out[:, :0]), {}, "^the model has no outputs; give it one for every class"),
+        (Returns(fails_at_length), {}, r"^the model fails on inputs .{,100} \(a{250} \.\.\. a{250}\); give fit one"),
+        (
+            Dropping(),
+            {},
+            "^in training mode the model returns a tuple, and cross-entropy takes a tensor; let it return one, or",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"loss": lambda out, y: F.cross_entropy(out, y).detach()},
+            r"^the loss gives a number without a gradient \(detached, or .*\); it must be one number",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"loss": lambda out, y: F.cross_entropy(out, y).to("meta")},
+            "^the loss gives a tensor on the meta device, which holds no values",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"metric": lambda out, y: out.mean().to("meta")},
+            "^the metric gives a tensor on the meta device, which holds no values",
+        ),
+        (
+            nn.Linear(3, 2),
+            {"augment": lambda x, y, generator: (x.to("meta"), y)},
+            "^the augment gives a tensor on the meta device, which holds no values",
+        ),
         (nn.Linear(3, 2), {"metric": lambda out, y: {}["k"]}, r"the metric fails on outputs .* \('k'\); give fit one"),
     ],
 )
@@ -319,6 +382,43 @@ def test_a_client_whose_inputs_have_another_shape_than_the_first_ones_is_refused
     narrow = Client((torch.zeros(5, 2), torch.zeros(5, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"^the model fails on client 1's inputs of shape \(2, 2\) .*; give fit one"):
         fit(nn.Linear(3, 2), [Client(shard(5)), narrow], Config(epochs=1, steps=0, baselines=()))
+
+
+X, Y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [
+        (
+            {"test": ({"x": X}, Y)},
+            "client 1: its test inputs are the keywords x and the training inputs of client 0 one",
+        ),
+        ({"val": ((X, X), Y)}, "client 1: its validation inputs are 2 tensors and the training inputs of client 0 one"),
+        (
+            {"train": ({"x": X}, Y)},
+            "client 1: its training inputs are the keywords x and the training inputs of client",
+        ),
+        ({"test": TensorDataset(X, X[:, 0])}, "client 1: its test labels are torch.float32 and the training labels of"),
+    ],
+)
+def test_data_that_a_model_is_called_with_otherwise_are_refused_before_training(client, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        fit(nn.Linear(3, 2), [Client(shard(5)), Client(**{"train": shard(5)} | client)], Config(baselines=()))
+
+
+def test_a_hook_that_fails_in_the_rehearsal_fails_with_its_place_in_training():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[1].register_full_backward_hook(lambda *given: 1 / 0)
+    with pytest.raises(ValueError, match=r"^local: .*division by zero"):
+        fit(model, [Client(shard(5))] * 2, Config(algorithm="local", baselines=(), steps=10))
+
+
+def test_a_hook_that_takes_other_arguments_is_refused_before_training():
+    with pytest.raises(
+        TypeError, match=r"^on_epoch takes \(row\); it is called with the method and its row of metrics$"
+    ):
+        fit(nn.Linear(3, 2), [Client(shard(5))] * 2, Config(baselines=()), on_epoch=lambda row: None)
 
 
 def test_data_are_left_as_they_were_by_what_works_in_place():

@@ -78,6 +78,10 @@ ZEROS = torch.zeros(3, dtype=torch.long)
         ({"group": "north"}, "client 7: group is 'north'; it must be a whole number, or None"),
         ({"group": True}, "client 7: group is True; it must be a whole number, or None"),
         ({"classes": torch.ones(3, dtype=torch.bool, device="meta")}, "client 7: classes is on the meta device"),
+        (
+            {"classes": torch.ones(3, dtype=torch.bool).to_sparse()},
+            "client 7: classes is a sparse tensor; give a",
+        ),
         ({"group": float("nan")}, "client 7: group is nan; it must be a whole number, or None"),
         ({"train": (torch.zeros(3, 2, device="meta"), ZEROS)}, "client 7: train inputs are on the meta device"),
         ({"key": True}, "client True: a key is a whole number; got bool"),

@@ -382,6 +382,14 @@ def test_a_mask_of_infinities_is_no_weight(tmp_path):
     assert load_client(tmp_path, 0, model=module).mask[1] == -math.inf
 
 
+def test_a_model_without_sizes_is_refused(tmp_path):
+    save_client(tmp_path, 0, nn.Linear(4, 2), {"architecture": {"class": "X"}, "width": 1, "input": [4]})
+    assert refusal(tmp_path, 0, model=nn.LazyLinear(2)) == (
+        "the model given does not fit client 0: weight has no size yet until the model is called on a batch; give the "
+        "one it was cut from"
+    )
+
+
 def test_a_users_own_model_must_be_given(mlp):
     rewrite(mlp, architecture={"class": "mine.Net"})
     assert refusal(mlp, 7) == (

@@ -214,6 +214,17 @@ def folder(tmp_path_factory):
     return path
 
 
+def test_no_metric_can_be_named_like_a_column_or_an_entry_of_a_run(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    names = {*summary, *summary["tiers"]["0.5"], *summary["mae"], *summary["cost"], "joined", "tail", "val"}
+    for path in folder.glob("*.csv"):
+        names |= set(path.read_text().partition("\n")[0].split(","))
+    for name in names - {"mae"}:
+        if "_" not in name:  # no metric may hold one
+            with pytest.raises(ValueError, match=f"^a metric is named '{name}'"):
+                Metric(name, F.l1_loss)
+
+
 def test_files_call_the_metric_by_its_name(folder):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["metric"], summary["better"]) == ("mae", "lower")

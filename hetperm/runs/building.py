@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from hetperm.device.bench import outputs_of
 from hetperm.randomness import seed_for
 from hetperm.runs.rehearsal import at_model
 from hetperm.shards import Inputs, first, read
-from hetperm.texts import one_line
+from hetperm.texts import reason_of
 from submodels import ScalableModel, zoo
 from submodels.cost import Cost, count
 
@@ -37,12 +36,8 @@ def named(name: str, sizes: Mapping[str, Any], options: Mapping[str, Any]) -> nn
         given = next((option for option in options if option in sizes), None)
         if given is not None:
             raise ValueError(f"model_options holds {given}, which the data decide; leave it out") from error
-        reason = one_line(str(error)) or type(error).__name__
-        strange = re.search(r"unexpected keyword argument '(\w+)'", reason)
-        if strange:
-            reason = f"it has no {strange[1]}"
         known = _known_instead(name, options)
-        raise ValueError(f"model {name!r} does not take these model_options ({reason}){known}") from error
+        raise ValueError(f"model {name!r} does not take these model_options ({reason_of(error)}){known}") from error
 
 
 def _known_instead(name: str, options: Mapping[str, Any]) -> str:

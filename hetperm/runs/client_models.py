@@ -322,6 +322,9 @@ def _example(manifest: Mapping[str, Any], model: nn.Module) -> Inputs:
 
 def _check(template: Template, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any], *, given: bool) -> None:
     """Raise an error if the template and the file do not hold tensors of the same names and shapes."""
+    for name, p in template.module.named_parameters():
+        if isinstance(p, nn.UninitializedParameter):
+            raise _misfit(f"{name} has no size yet until the model is called on a batch", manifest, given=given)
     wanted = {name: tuple(x.shape) for name, x in named_tensors(template.module)}
     stored = {name: tuple(x.shape) for name, x in tensors.items()}
     for name in {**wanted, **stored}:

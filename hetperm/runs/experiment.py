@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from hetperm.checks import takes
 from hetperm.client import Client
 from hetperm.config import OWN, Config
 from hetperm.config import read as read_toml
@@ -35,6 +36,7 @@ OVERSPENT = 1.05  # times its budget: more is worth a warning
 
 OnEpoch = Callable[[str, Mapping[str, Any]], object]  # (method, row of the metrics)
 OnStart = Callable[[Setting], object]
+HOOKS = {"on_epoch": ("the method", "its row of metrics"), "on_start": ("the setting",)}  # what each is called with
 
 
 class Diverged(NotFinite):
@@ -174,6 +176,8 @@ def _check_functions(**functions: Any) -> None:
     for name, function in functions.items():
         if not (function is None or callable(function)):
             raise TypeError(f"{name} is a {type(function).__name__}; it must be a function, or None")
+        if function is not None and name in HOOKS:
+            takes(name, function, HOOKS[name])
 
 
 def _name_once_checked(config: Config) -> str:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hetperm.device.bench import Loss
 from hetperm.shards import tensors_of
-from hetperm.texts import one_line, shown, words_of
+from hetperm.texts import reason_of, shown
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ def check_loss(value: Any, loss: Loss, outputs: Tensor, parameters: Sequence[Ten
     trained = [p for p in parameters if p.requires_grad]
     if not isinstance(value, Tensor) or value.numel() != 1 or (trained and not value.requires_grad):
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            got = "a number without a gradient (detached, or with gradients switched off)"
         raise ValueError(f"the loss gives {got}; it must be one number, a tensor made from the model's outputs")
     if value.is_complex():
         raise ValueError(f"the loss gives {shown(value.item())}; it must be a real number, such as loss.abs()")
@@ -69,7 +71,7 @@ def _moves(value: Tensor, parameters: Sequence[Tensor]) -> bool:
     """Whether a loss changes with some weight; also if nobody can tell, as after an operation without a gradient."""
     try:
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # training says the same, with the place
+    except Exception:  # a hook of the user's, or an operation without a gradient; training says so with the place
         return True
     return any([g is not None and bool((g != 0).any()) for g in gradients])
 
@@ -79,8 +81,7 @@ def tried(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: 
     try:
         return function(*args)
     except Exception as error:  # a user's code can raise anything
-        reason = one_line(words_of(error)) or type(error).__name__
-        raise ValueError(f"the {noun} fails on {what} ({reason}); {remedy}") from error
+        raise ValueError(f"the {noun} fails on {what} ({reason_of(error)}); {remedy}") from error
 
 
 def harmless(noun: str, function: Callable[..., Any], args: tuple[Any, ...], what: str, remedy: str = FIT) -> Any:
@@ -121,9 +122,16 @@ def paired(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor],
             f"the {noun} compares every output with every label ({what}); give labels of shape "
             f"{tuple(args[0].shape)}, or the model outputs of another"
         )
+    check_real(noun, value)
     for one in heard:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     return value
+
+
+def check_real(noun: str, value: Any) -> None:
+    """Raise an error if what a user's function gives is a tensor without values."""
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ValueError(f"the {noun} gives a tensor on the meta device, which holds no values; keep it where it was")
 
 
 def _warn_of_sums(noun: str, function: Callable[..., Any], args: tuple[Tensor, Tensor]) -> None:

@@ -13,7 +13,7 @@ from hetperm.device.augment import Augment
 from hetperm.device.bench import Loss, outputs_of
 from hetperm.metrics import ACCURACY, METRICS, Metric
 from hetperm.runs.data_checks import IGNORED
-from hetperm.runs.loss_checks import FIT, check_loss, check_unchanged, harmless, paired, tried
+from hetperm.runs.loss_checks import FIT, check_loss, check_real, check_unchanged, harmless, paired, tried
 from hetperm.shards import Inputs, Shard, Stored, View, first, known_labels, mapped, read, tensors_of
 from hetperm.texts import one_line, shown
 
@@ -69,11 +69,12 @@ def rehearse(
                 x, y = _augmented(augment, x, y)
             raw: list[Any] = []
             outputs = harmless("model", lambda x: outputs_of(_listening(model.eval(), raw), x), (x,), about(x), remedy)
-            _check_training(model, x)
             if not isinstance(outputs, Tensor):
                 raise ValueError(
                     f"the model returns a {type(outputs).__name__}; it must return a tensor, or an object with logits"
                 )
+            _check_training(model, x, takes_tensors=loss is F.cross_entropy)
+            _check_rows(outputs)
             _check_single(model, x, outputs)
             _warn_of_batches(model, x, outputs)
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}, {y.dtype}"
@@ -98,8 +99,13 @@ def rehearse(
                 x, _ = at_model(model, _two_samples(i, clients[i]))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {about(x)}", remedy)
             for i, part in _scored_datasets(clients):
-                x, _ = at_model(model, _two_samples(i, clients[i], part))
+                x, labels = at_model(model, _two_samples(i, clients[i], part))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {part} {about(x)}", remedy)
+                if labels.is_floating_point() != plain.is_floating_point():
+                    raise ValueError(
+                        f"client {i}: its {part} labels are {labels.dtype} and the training labels of client 0 "
+                        f"{plain.dtype}; convert classes with .long() and measurements with .float()"
+                    )
     finally:
         for part, training in modes:
             part.training = training
@@ -108,9 +114,14 @@ def rehearse(
 
 def _check_kinds(clients: Sequence[Client]) -> None:
     """Raise an error if inputs or labels are of one kind here and of another there; Datasets are not read."""
-    like = _in_memory(clients[0].train)
+    like, arguments = _in_memory(clients[0].train), _arguments(clients[0].train)
     for i, client in enumerate(clients):
         for part, shard in (("training", client.train), ("validation", client.val), ("test", client.test)):
+            if None not in (arguments, _arguments(shard)) and _arguments(shard) != arguments:
+                raise ValueError(
+                    f"client {i}: its {part} inputs are {_arguments(shard)} and the training inputs of client 0 "
+                    f"{arguments}; give all alike"
+                )
             for noun, x in _in_memory(shard).items():
                 if noun not in like:
                     continue
@@ -135,6 +146,16 @@ def _in_memory(shard: Shard | None) -> dict[str, Tensor]:
     return {noun: x for noun, x in zip(("inputs", "labels"), pair, strict=True) if isinstance(x, Tensor)}
 
 
+def _arguments(shard: Shard | None) -> str | None:
+    """What the inputs of a shard are to a model, in words; None if there are none, or only a Dataset knows."""
+    if shard is None or isinstance(shard, Stored):
+        return None
+    inputs = (shard.pool if isinstance(shard, View) else shard)[0]
+    if isinstance(inputs, Tensor):
+        return "one tensor"
+    return f"the keywords {', '.join(sorted(inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} tensors"
+
+
 def _of_other_shapes(clients: Sequence[Client]) -> list[int]:
     """The first client of every shape of inputs that client 0 does not have; those of Datasets are not known."""
     shapes = [input_shape(client.train) for client in clients]
@@ -157,13 +178,18 @@ def _listening(model: nn.Module, heard: list[Any]) -> Callable[..., Any]:
     return run
 
 
-def _check_training(model: nn.Module, x: Inputs) -> None:
-    """Raise an error if the model changes its inputs in training, as dropout in place does. It is left as it was."""
+def _check_training(model: nn.Module, x: Inputs, *, takes_tensors: bool) -> None:
+    """Raise an error if the model changes its inputs in training, as dropout in place does. It is left as it was.
+
+    Args:
+        takes_tensors: whether the loss takes a tensor, so that what the model returns in training must be one.
+    """
     given, buffers = tensors_of(x), [(buffer, buffer.clone()) for buffer in model.buffers()]
     before = [(one._version, one.detach().clone()) for one in given]
+    outputs = torch.empty(0)
     try:
         with torch.no_grad():
-            outputs_of(model.train(), x)
+            outputs = outputs_of(model.train(), x)
     except Exception:  # a user's code can raise anything; what fails here fails in training too, and says where
         pass
     finally:
@@ -171,6 +197,20 @@ def _check_training(model: nn.Module, x: Inputs) -> None:
         for buffer, old in buffers:
             buffer.data.copy_(old)
     check_unchanged("model", given, before)
+    if takes_tensors and not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"in training mode the model returns a {type(outputs).__name__}, and cross-entropy takes a tensor; let it "
+            "return one, or give a loss that takes what it returns"
+        )
+
+
+def _check_rows(outputs: Tensor) -> None:
+    """Raise an error if outputs are not a plain tensor with an axis for the samples of a batch."""
+    check_real("model", outputs)
+    if outputs.is_nested or outputs.layout is not torch.strided:
+        raise ValueError("the model returns a sparse or nested tensor; return a dense one (to_dense, to_padded_tensor)")
+    if outputs.dim() == 0:
+        raise ValueError("the model returns a single number for a batch of two samples; it must return one row each")
 
 
 def _check_single(model: nn.Module, x: Inputs, outputs: Tensor) -> None:
@@ -221,6 +261,8 @@ def _augmented(augment: Augment, x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
     if not (isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[1], Tensor)):
         raise ValueError(f"augment gives {shown(answer)}; it must return a pair, inputs and labels")
     inputs, labels = answer
+    for one in (*tensors_of(inputs), labels):
+        check_real("augment", one)
     counts = {len(one) for one in (*tensors_of(inputs), labels) if one.dim()}
     if counts != {len(y)}:
         raise ValueError(
@@ -243,6 +285,8 @@ def about(x: Inputs) -> str:
 
 def _check_range(clients: Sequence[Client], outputs: int) -> None:
     """Raise an error if a client has a label that is no output of the model, or trains on one that it masks."""
+    if outputs == 0:
+        raise ValueError("the model has no outputs; give it one for every class")
     for i, client in enumerate(clients):
         for part, name in (("", "train"), ("validation ", "val"), ("test ", "test")):
             y = torch.empty(0) if getattr(client, name) is None else _labels_at_hand(i, client, name)
