@@ -207,6 +207,18 @@ def test_a_traceback_is_shown_to_those_who_ask_for_it(monkeypatch):
     monkeypatch.setenv("HETPERM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="no"):
         cli.guarded(fails, [])
+    for off in ("0", ""):
+        monkeypatch.setenv("HETPERM_TRACEBACK", off)
+        assert cli.guarded(fails, []) == 2
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.guarded(lambda args: None, []) == 2
+    said = "error: the current folder is gone (No such file or directory); change to one that exists\n"
+    assert capsys.readouterr().err == said
 
 
 # Help

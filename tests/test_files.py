@@ -1,5 +1,6 @@
 """Run folders: which one a run gets, and that every file in it is whole."""
 
+import errno
 import json
 import math
 import os
@@ -64,6 +65,16 @@ def test_a_folder_that_cannot_be_made_is_refused_before_it_is_needed(tmp_path, m
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(OSError, match=r"cannot make the folder .*run \(Permission denied\); name another with --out"):
         files.run_folder(tmp_path / "deep" / "run", "")
+    with pytest.raises(OSError, match=rf"^{tmp_path} cannot be written to \(no permission, or read-only\); name"):
+        files.check_place(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EFBIG, "; allow larger files (ulimit -f); what"), (errno.EROFS, "; mount it for writing, or name another")],
+)
+def test_a_file_that_cannot_be_written_comes_with_a_remedy(number, remedy, tmp_path):
+    assert remedy in str(files._unwritable(tmp_path / "x", OSError(number, os.strerror(number))))
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path):

@@ -1,8 +1,11 @@
 """Clients that join a finished run: whom they learn from, what their model is made of, what the folder then holds."""
 
 import csv
+import errno
+import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -23,7 +26,7 @@ from hetperm.cli import join as join_command
 from hetperm.cli import who
 from hetperm.cli.main import guarded
 from hetperm.mixing import complexity, discrepancy
-from hetperm.runs import experiment, files, join, joined, partners, server_file
+from hetperm.runs import client_models, experiment, files, join, joined, partners, server_file
 from hetperm.runs.newcomer import client_of
 from hetperm.runs.setting import from_config
 from hetperm.server.estimate import EARLY
@@ -508,6 +511,50 @@ def test_a_run_of_which_no_page_can_be_written_is_not_joined(finished, folder, t
     assert guarded(join_command.main, [str(folder), "--data", str(path), "--width", "1"]) == 2
     assert "warnings.txt cannot be read" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("fails", range(1, 8))
+def test_a_join_that_cannot_be_written_leaves_nothing_or_says_how_it_is_completed(fails, finished, folder, monkeypatch):
+    result, (client, _) = finished
+    client, before, count = wide_enough(client, join.read_run(folder)), contents(folder), itertools.count(1)
+    renamed = os.replace
+
+    def replace_but_once(*args):
+        if next(count) == fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return renamed(*args)
+
+    monkeypatch.setattr(os, "replace", replace_but_once)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        join.join(folder, client)
+    if fails <= 3:  # the model's two files, and joined.safetensors
+        assert contents(folder) == before
+        return
+    assert str(caught.value).startswith(f"client 4 has joined {folder}, and not all files that show it could be")
+    assert f"`hetperm train --resume --out {folder}` with its settings completes them" in str(caught.value)
+    with without_what_others_test(), experiment._opened(result.setting.config.override(out=folder, resume=True)):
+        experiment.execute(result.setting, folder, None)
+    assert files.is_whole(folder) and client_models.clients(folder) == [0, 1, 2, 3, 4]
+
+
+def test_the_model_of_a_join_that_was_killed_does_not_stay(finished, folder):
+    for ending in ("json", "safetensors"):
+        shutil.copy(folder / "models" / f"client_000.{ending}", folder / "models" / f"client_004.{ending}")
+    with without_what_others_test(), experiment._opened(finished[0].setting.config.override(out=folder, resume=True)):
+        experiment.execute(finished[0].setting, folder, None)
+    assert files.is_whole(folder) and client_models.clients(folder) == [0, 1, 2, 3]
+
+
+def test_a_folder_in_the_place_of_those_that_joined_is_refused_before_anything_is_written(finished, folder):
+    (folder / joined.NAME).mkdir()
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"joined\.safetensors is no file; remove it$"):
+        join.join(folder, finished[1][0])
+    assert contents(folder) == before
 
 
 def test_who_reads_the_weights_of_a_run_of_many_clients(folder):

@@ -51,6 +51,7 @@ from. Five things to do:
 hetperm --help lists all commands.
 In Python: hetperm.fit(model, clients, config)"""
 LONGEST = 200  # characters of a command line that are shown in an error
+OFF = ("", "0")  # of HETPERM_TRACEBACK
 LONGEST_ERROR = 1000  # characters of an error
 STOPPED = "stopped; the same command with --resume goes on after the last epoch that was finished"
 Command = Callable[[Sequence[str]], None]  # takes the words after its name
@@ -188,6 +189,7 @@ class _Warnings(logging.Handler):
 
 def _status(command: Command, args: Sequence[str]) -> int:
     try:
+        _check_place()
         for word in args:
             _check_encoding(word)
         command(args)
@@ -202,11 +204,11 @@ def _status(command: Command, args: Sequence[str]) -> int:
     except Exception as error:  # the outermost handler: nothing that a user can feed ends in a traceback
         if _asked_to_stop:  # a package that was half imported made another error of it
             return _say_stopped(_asked_to_stop[0], command, args)
-        if os.environ.get("HETPERM_TRACEBACK"):
+        if os.environ.get("HETPERM_TRACEBACK", "0") not in OFF:
             raise
         return _refuse(old_torch() or explained(error, args))
     except BaseException as error:  # what only code of a plugin raises, or lets out
-        if os.environ.get("HETPERM_TRACEBACK"):
+        if os.environ.get("HETPERM_TRACEBACK", "0") not in OFF:
             raise
         return _refuse(f"code that is not of hetperm ended the command ({words_of(error)}); let it raise an Exception")
     return 0
@@ -230,6 +232,14 @@ class _NumpyFirst:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if name == "torch":
             importlib.import_module("numpy")
+
+
+def _check_place() -> None:
+    """Raise an error if the current folder is gone: libraries look for their own files there, and end the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise OSError(f"the current folder is gone ({error.strerror}); change to one that exists") from error
 
 
 def _check_encoding(word: str) -> None:

@@ -52,7 +52,7 @@ def run_job(post: Post, config: Config, job: dict[str, Any], events: Path) -> No
     try:
         _run(post, config.override(out=Path(job["out"]), resume=job["resume"]), job, record)
     except Exception as error:
-        if os.environ.get("HETPERM_TRACEBACK"):
+        if os.environ.get("HETPERM_TRACEBACK", "0") not in ("", "0"):
             traceback.print_exc()
         with contextlib.suppress(OSError):  # of a disk that is full
             record.tell({"event": "error", "detail": told(error)})

@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,13 @@ def clients(folder: str | Path) -> list[int]:
     """The clients whose models are in a run folder or in its models/ folder."""
     names = [path.name for parent in _candidates(folder) if parent.is_dir() for path in parent.iterdir()]
     return sorted({int(match[1]) for name in names if (match := re.fullmatch(r"client_(\d{3,})\.json", name))})
+
+
+def remove(folder: Path, i: int) -> None:
+    """Remove a client's model from a run folder, as far as it is there."""
+    for ending in _FILES:
+        with suppress(OSError):  # what made the folder unwritable is said already
+            (folder / "models" / f"{_stem(i)}.{ending}").unlink(missing_ok=True)
 
 
 # Files

@@ -282,6 +282,7 @@ def execute(setting: Setting, folder: Path | None, on_epoch: OnEpoch | None, on_
         server = server_of(result)
         if server is not None:
             server_file.save(folder, server)
+        joined.remove_strays(folder, trained=len(result.clients))
         joined.extend_tables(folder, trained=len(result.clients))  # clients may have joined before a file was lost
         blocks = coverage_of(main)
         if blocks is not None:

@@ -42,6 +42,10 @@ _PART = ".hetperm-part"  # ends the name of a file until it is complete
 # A new file, and no link that somebody else put in its place; Windows has no such links, and needs to be told of bytes.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+_REMEDIES = {
+    errno.EFBIG: "allow larger files (ulimit -f); ",
+    errno.EROFS: "mount it for writing, or name another folder with --out; ",
+}
 _LATER: ContextVar[list[Path] | None] = ContextVar("files that are written and not yet on disk", default=None)
 
 
@@ -73,6 +77,8 @@ def check_place(out: Path) -> None:
     above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         reason = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+        if above == out.absolute():
+            raise OSError(f"{out} cannot be written to (no permission, or read-only); name another with --out")
         raise OSError(f"cannot make the folder {out} ({reason}); name another with --out")
 
 
@@ -302,7 +308,8 @@ def _unwritable(path: Path, error: OSError) -> OSError:
             f"cannot write {path}: its folder was removed or moved while it was written to; "
             "put it back and go on with --resume, or start another run with --out"
         )
-    return OSError(f"cannot write {path} ({error.strerror or error}); what was written before is whole")
+    remedy = _REMEDIES.get(error.errno, "")
+    return OSError(f"cannot write {path} ({error.strerror or error}); {remedy}what was written before is whole")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -424,7 +424,10 @@ def _setting_of(config: Config, manifest: dict[str, Any], model: nn.Module, *, c
 
 
 def write(folder: Path, new: Joined) -> None:
-    """Write the newcomer as one more client of the run folder: model, manifest, tables, page and checksums."""
+    """Write the newcomer as one more client of the run folder: model, manifest, tables, page and checksums.
+
+    It has joined once joined.safetensors names it. If writing fails before that, nothing of it stays.
+    """
     records = joined.read(folder)
     manifest = client_models.read_manifest(folder, 0)
     for key in ("counts", "kept", "classes"):
@@ -437,8 +440,18 @@ def write(folder: Path, new: Joined) -> None:
         **new.channels,
     }
     manifest |= {key: new.row[key] for key in ("tier", "group", "n_train", read_summary(folder).metric)}
-    client_models.save_client(folder, new.client, new.model, manifest)
-    joined.write(folder, [*records, Record(new.row, new.alpha, new.report.gradient, new.report.noise)])
-    joined.extend_tables(folder, trained=new.client - len(records))
-    files.write(folder / page.NAME, page.render(folder))
-    files.write_checksums(folder)  # last, as in every run: until then the folder is not whole
+    try:
+        client_models.save_client(folder, new.client, new.model, manifest)
+        joined.write(folder, [*records, Record(new.row, new.alpha, new.report.gradient, new.report.noise)])
+    except OSError:
+        client_models.remove(folder, new.client)
+        raise
+    try:
+        joined.extend_tables(folder, trained=new.client - len(records))
+        files.write(folder / page.NAME, page.render(folder))
+        files.write_checksums(folder)  # last, as in every run: until then the folder is not whole
+    except OSError as error:
+        raise OSError(
+            f"client {new.client} has joined {folder}, and not all files that show it could be written ({error}); "
+            f"{joined.mending(folder)} completes them, and joining again would make it two clients"
+        ) from error

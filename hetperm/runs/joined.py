@@ -45,7 +45,9 @@ class Record:
 def read(folder: Path) -> list[Record]:
     """The clients that joined a run, in the order in which they came."""
     path = folder / NAME
-    if not path.is_file():
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file; remove it")
+    if not path.exists():
         return []
     try:
         with safe_open(path, framework="pt") as file:
@@ -58,12 +60,13 @@ def read(folder: Path) -> list[Record]:
             ]
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is damaged ({one_line(str(error))}); remove it, mend the run by {_mending(folder)}, and let those "
+            f"{path} is damaged ({one_line(str(error))}); remove it, mend the run by {mending(folder)}, and let those "
             "clients join again"
         ) from error
 
 
-def _mending(folder: Path) -> str:
+def mending(folder: Path) -> str:
+    """The command that writes the files of a run again."""
     return f"`hetperm train --resume --out {folder}` with its settings"
 
 
@@ -88,7 +91,7 @@ def server_of(folder: Path, clients: int) -> Server:
         also = f" and {NAME} {len(records)}" if records else ""
         raise ValueError(
             f"{folder}: clients.csv has {clients} clients and {server_file.NAME} {len(server.known)}{also}; copy them "
-            f"again from the run, or mend it by {_mending(folder)}"
+            f"again from the run, or mend it by {mending(folder)}"
         )
     if any([record.gradient.shape != server.gradient.shape[1:] for record in records]):
         raise ValueError(f"{folder / NAME} is not of this run; put the right file back")
@@ -106,6 +109,18 @@ def with_reports(server: Server, records: Sequence[Record]) -> Server:
         samples=torch.cat([server.samples, torch.tensor([record.row["n_train"] for record in records])]),
         known=torch.cat([server.known, torch.ones(len(records), dtype=torch.bool)]),
     )
+
+
+def remove_strays(folder: Path, trained: int) -> None:
+    """Remove models of clients that nobody knows: they were about to join when the process ended.
+
+    Args:
+        trained: the number of clients that the run was trained with.
+    """
+    known = {record.row["client"] for record in read(folder)}
+    for i in client_models.clients(folder):
+        if i >= trained and i not in known:
+            client_models.remove(folder, i)
 
 
 def extend_tables(folder: Path, trained: int) -> None:
