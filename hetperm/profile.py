@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +192,8 @@ def _check_keys(table: Mapping[str, Any], valid_keys: Sequence[str]) -> None:
 def _positive(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    return 0 < value <= sys.float_info.max  # compared and not converted: a whole number may be larger than any float
+    # A whole number or a fraction may be larger than any float, and is compared and not converted.
+    return 0 < value <= sys.float_info.max if isinstance(value, Rational) else math.isfinite(value) and value > 0
 
 
 # Who is in which tier

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -206,6 +207,11 @@ def test_profiles_made_by_hand_are_checked_as_well():
         Profile("x", "", (Tier("a", 1, 1), Tier("b", 1, 1), Tier("a", 1, 0.5)))
     with pytest.raises(ValueError, match="there are no tiers"):
         Profile("x", "", ())
+
+
+@pytest.mark.parametrize("width", [np.float32(0.5), np.float16(0.5), Fraction(1, 2)])
+def test_numbers_of_other_kinds_are_widths(width):
+    assert Tier("a", 1, width).width == 0.5
 
 
 # Apportionment
