@@ -51,11 +51,16 @@ def module_of(value: str) -> ModuleType:
     if is_file and not Path(value).is_file():
         raise FileNotFoundError(f"there is no plugin {value!r}; name a Python file, or a module without .py")
     try:
-        return _run(Path(value).resolve()) if is_file else importlib.import_module(value)
+        module = _run(Path(value).resolve()) if is_file else importlib.import_module(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's code can raise anything, and a script may end itself
         raise _refusal(shown(value), error, "leave it out") from error
+    if not getattr(module, "__file__", None) and hasattr(module, "__path__"):
+        raise ValueError(
+            f"plugin {value!r} is a folder without __init__.py, so nothing of it is run; name a file in it"
+        )
+    return module
 
 
 def _run(path: Path) -> ModuleType:
@@ -84,7 +89,8 @@ def load_installed() -> None:
 
 
 def _refusal(name: str, error: BaseException, otherwise: str) -> ValueError:
-    reason = f"{type(error).__name__}: {one_line(words_of(error))[:LONGEST]}"
+    words = one_line(words_of(error)).replace("got an unexpected keyword argument", "takes no argument")[:LONGEST]
+    reason = f"{type(error).__name__}: {words}"
     return ValueError(f"plugin {name} cannot be loaded ({reason}); correct it, or {otherwise}")
 
 

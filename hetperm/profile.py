@@ -254,6 +254,7 @@ def assign(
     _check_profile(profile)
     if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise TypeError(f"seed is {shown(seed)}; it must be a whole number")
+    groups = groups.tolist() if isinstance(groups, torch.Tensor) else groups  # a tensor is equal to itself only
     labels = None if groups is None else _listed(groups, texts=True)
     if labels is None and groups is not None:
         raise TypeError(f"groups is {shown(groups)}; it must be a list with a label for every client, or None")

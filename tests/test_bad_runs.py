@@ -1,8 +1,10 @@
 """Runs that cannot be: one line with value and remedy, status 2, nothing written; and the smallest runs that can be."""
 
+import math
 import re
 import threading
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -222,6 +224,24 @@ class Dropping(nn.Module):
         return (self.linear(x), x) if self.training else self.linear(x)
 
 
+def compiled():
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0]._orig_mod = model[0].weight  # what torch.compile makes has it; making one takes long
+    return model
+
+
+def with_buffer(buffer):
+    model = nn.Linear(3, 2)
+    model.register_buffer("extra", buffer)
+    return model
+
+
+def sparse_weight():
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.ones(2, 3).to_sparse())
+    return model
+
+
 def jagged(out):
     return torch.nested.as_nested_tensor(list(out), layout=torch.jagged)
 
@@ -331,6 +351,18 @@ def not_finite() -> nn.Module:
             {},
             "^the model returns a single number for a batch of two samples; it must",
         ),
+        (compiled(), {}, "^the model, or a part of it, is made by torch.compile; give the module it was made of"),
+        (with_buffer(torch.eye(2).to_sparse()), {}, "^the buffer extra of the model is sparse or on the meta device"),
+        (with_buffer(torch.eye(2, device="meta")), {}, "^the buffer extra of the model is sparse or on the meta"),
+        (nn.Linear(3, 2, device="meta"), {}, "^weight of the model is on the meta device, which holds no values; give"),
+        (sparse_weight(), {}, "^weight of the model is a sparse tensor; make it a dense one"),
+        (
+            nn.Linear(3, 2),
+            {"loss": lambda out, y: out.sum() * math.nan},
+            "^the loss is nan before training, of",
+        ),
+        (nn.Linear(3, 2), {"loss": lambda out, y: ((out - y) ** 2).mean()}, "^the loss compares every output with"),
+        (nn.Linear(3, 2), {"metric": lambda out, y: (out - y).abs().mean()}, "^the metric compares every output with"),
         (Returns(Tensor.to_sparse), {}, "^the model returns a sparse or nested tensor; return a dense one"),
         (
             Returns(lambda out: torch.nested.as_nested_tensor(list(out), layout=torch.jagged)),
@@ -399,6 +431,14 @@ X, Y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
             {"train": ({"x": X}, Y)},
             "client 1: its training inputs are the keywords x and the training inputs of client",
         ),
+        (
+            {"train": ({0: X}, Y)},
+            "client 1: its training inputs are the keywords 0 and the training inputs of client 0",
+        ),
+        (
+            {"val": TensorDataset(X, Y[:, None])},
+            r"client 1: one of its val labels has shape \(1,\) and one of the train",
+        ),
         ({"test": TensorDataset(X, X[:, 0])}, "client 1: its test labels are torch.float32 and the training labels of"),
     ],
 )
@@ -412,6 +452,20 @@ def test_a_hook_that_fails_in_the_rehearsal_fails_with_its_place_in_training():
     model[1].register_full_backward_hook(lambda *given: 1 / 0)
     with pytest.raises(ValueError, match=r"^local: .*division by zero"):
         fit(model, [Client(shard(5))] * 2, Config(algorithm="local", baselines=(), steps=10))
+
+
+def test_a_hook_of_a_weight_is_said_to_be_left_out(caplog):
+    model = nn.Linear(3, 2)
+    model.weight.register_hook(lambda gradient: 0 * gradient)
+    fit(model, [Client(shard(5))] * 2, Config(algorithm="local", baselines=(), steps=10, epochs=1, quiet=True))
+    assert "weight of the model has a hook (register_hook), which clients' copies of it do not have" in caplog.messages
+
+
+def test_a_metric_may_give_any_kind_of_number():
+    clients = [Client(shard(5), test=shard(5))] * 2
+    config = Config(algorithm="local", baselines=(), steps=10, epochs=1, quiet=True)
+    result = fit(nn.Linear(3, 2), clients, config, metric=lambda out, y: np.float32(0.5))
+    assert result.clients[0]["score"] == 0.5
 
 
 def test_a_hook_that_takes_other_arguments_is_refused_before_training():
@@ -657,5 +711,5 @@ def test_a_metric_or_loss_of_ones_own_that_is_not_finite_stops_the_run():
                 nn.Linear(3, 2),
                 clients,
                 config.override(step_cap=cap),
-                loss=lambda outputs, y: outputs.sum() * torch.nan,
+                loss=lambda outputs, y: (outputs - outputs.detach()).square().sum().sqrt(),  # 0, and its gradient nan
             )

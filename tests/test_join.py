@@ -342,6 +342,11 @@ def drop(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
@@ -382,6 +387,7 @@ def other_version(path: Path) -> None:
 RUINED = [
     ("models", drop, "has no clients' models in models/"),
     ("server.safetensors", drop, "has no server.safetensors, which holds the reports of its clients"),
+    ("server.safetensors", folder_instead, "server.safetensors is no file; put the run's own in its place"),
     ("server.safetensors", spoil, "server.safetensors is damaged"),
     ("server.safetensors", other_version, "hetperm 9.9.9 wrote"),
     ("server.safetensors", other_format, "has format 1 and this hetperm reads 2; train the run again"),

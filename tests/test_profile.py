@@ -352,6 +352,12 @@ def test_one_group_is_no_group():
     assert assign(mobile, 20, groups=[None] * 20, seed=4) == assign(mobile, 20, seed=4)
 
 
+def test_groups_may_be_a_tensor():
+    labels = [0] * 5 + [1] * 5
+    found = assign(load("uniform5"), 10, groups=torch.tensor(labels), seed=0)
+    assert found == assign(load("uniform5"), 10, groups=labels, seed=0)
+
+
 def test_groups_of_another_number_of_clients_are_refused():
     with pytest.raises(ValueError, match="groups has 3 labels for 4 clients; give one for each client"):
         assign(load("mobile"), 4, groups=[0, 1, 0], seed=0)

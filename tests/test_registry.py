@@ -432,11 +432,16 @@ def test_a_strangers_model_with_weights_that_are_not_finite_is_refused_before_tr
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"clients": ()}, r"a data set has the clients \(\); it must have some, each a Client"),
+        ({"clients": ()}, r"a data set has the clients \(\); give a tuple of Client, not empty"),
+        ({"clients": (client for client in ())}, r"a data set has the clients <generator .*; give a tuple of Client"),
+        ({"clients": 5}, r"a data set has the clients 5; give a tuple of Client, not empty"),
         ({"clients": [3]}, r"a data set has the clients \[3\]"),
         ({"in_channels": 0}, "in_channels of a data set is 0; it must be a whole number of at least 1"),
         ({"num_classes": "two"}, "num_classes of a data set is 'two'"),
         ({"name": "a\x1b[2J"}, "a data set is named .*; it must be a text without control characters"),
+        ({"class_names": (1, 2)}, r"the class_names of mine are \(1, 2\); they must be texts"),
+        ({"partition": 3}, "the partition of mine is 3; it must be a text, or None"),
+        ({"preparation": "abc"}, "the preparation of mine is 'abc'; it must be a Preparation"),
         ({"class_names": ("a",)}, "mine has 2 classes and names 1 of them"),
         ({"loss": 3}, "the loss of mine is 3; it must be a function, or None"),
         ({"metric": None}, "the metric of mine is None; it must be a name, such as 'accuracy'"),
@@ -446,6 +451,13 @@ def test_what_is_no_data_set_is_refused(fields, sentence):
     sizes = {"clients": (CLIENT,), "in_channels": 2, "num_classes": 2, "image_size": None, "name": "mine"}
     with pytest.raises((TypeError, ValueError), match=sentence):
         hetperm.data.Problem(**sizes | fields)
+
+
+def test_a_folder_that_is_no_package_is_no_plugin(tmp_path, monkeypatch):
+    (tmp_path / "mine_of_old").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"^plugin 'mine_of_old' is a folder without __init__\.py"):
+        Config(plugins=("mine_of_old",))
 
 
 @pytest.mark.parametrize(

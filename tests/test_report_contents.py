@@ -193,6 +193,13 @@ def test_a_table_that_lacks_clients_is_named(tmp_path, text, trained):
         read(tmp_path)
 
 
+def test_a_mark_at_the_beginning_of_a_file_is_no_fault(tmp_path):
+    files.write_json(tmp_path / "summary.json", single())
+    before = read(tmp_path)
+    (tmp_path / "summary.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "summary.json").read_bytes())
+    assert read(tmp_path) == before
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [

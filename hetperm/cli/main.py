@@ -300,6 +300,7 @@ REMEDIES = {
     errno.EACCES: NOT_ALLOWED,
     errno.EPERM: NOT_ALLOWED,
     errno.EROFS: NOT_ALLOWED,
+    errno.EFBIG: "allow larger files (ulimit -f)",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "close other programs",
     errno.EAGAIN: "take fewer --workers, or raise the limit of processes (ulimit -u)",

@@ -60,13 +60,20 @@ class Problem:
     partition: str | None = None
 
     def __post_init__(self):
-        if not self.clients or not all([isinstance(client, Client) for client in self.clients]):
-            raise ValueError(f"a data set has the clients {shown(self.clients)}; it must have some, each a Client")
+        several = isinstance(self.clients, Sequence) and len(self.clients) > 0
+        if not several or not all([isinstance(client, Client) for client in self.clients]):
+            raise ValueError(f"a data set has the clients {shown(self.clients)}; give a tuple of Client, not empty")
         for label, value in (("in_channels", self.in_channels), ("num_classes", self.num_classes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{label} of a data set is {shown(value)}; it must be a whole number of at least 1")
         if not isinstance(self.name, str) or not self.name or printable(self.name) != self.name:
             raise ValueError(f"a data set is named {shown(self.name)}; it must be a text without control characters")
+        if not (self.partition is None or isinstance(self.partition, str)):
+            raise TypeError(f"the partition of {self.name} is {shown(self.partition)}; it must be a text, or None")
+        if not (self.preparation is None or isinstance(self.preparation, images.Preparation)):
+            raise TypeError(f"the preparation of {self.name} is {shown(self.preparation)}; it must be a Preparation")
+        if not isinstance(self.class_names, Sequence) or not all([isinstance(name, str) for name in self.class_names]):
+            raise TypeError(f"the class_names of {self.name} are {shown(self.class_names)}; they must be texts")
         if len(self.class_names) not in (0, self.num_classes):
             raise ValueError(f"{self.name} has {self.num_classes} classes and names {len(self.class_names)} of them")
         if not (self.loss is None or callable(self.loss)):

@@ -113,7 +113,7 @@ def _contents(file: Path) -> Iterator[tuple[str, Samples | Text]]:
         users, data = content["users"], content["user_data"]
         triples = [(user, list(data[user]["x"]), list(data[user]["y"])) for user in users]
     except KeyError as error:
-        raise ValueError(f"{file} is not LEAF json: it has no {error}") from error
+        raise ValueError(f"{file} is not LEAF json: it has no {error}, and is no table of texts by role") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} is not LEAF json ({error})") from error
     if len(data) > len({*users}):

@@ -143,6 +143,7 @@ def same_group_mass(alpha: Tensor, groups: Sequence | Tensor) -> float:
     if not isinstance(groups, Tensor | Iterable):
         raise TypeError(f"groups is a {type(groups).__name__}; it must be a list of one label for each client")
     labels = borders.numbers("groups", groups).tolist() if isinstance(groups, Tensor) else list(groups)
+    labels = [label.item() if isinstance(label, Tensor) and label.numel() == 1 else label for label in labels]
     if not isinstance(labels, list) or not all(isinstance(label, Hashable) for label in labels):
         raise TypeError("groups must be one label for each client, a number or a text")
     if len(labels) != len(alpha):

@@ -120,7 +120,7 @@ def seed_folders(folder: Path, summary: Summary) -> list[Path]:
 def _parsed(path: Path, parse: Callable[[str], Any], *, otherwise: Any) -> Any:
     """The parsed text of a file, or ``otherwise`` if there is no such file."""
     try:
-        return parse(path.read_text(encoding="utf-8")) if path.is_file() else otherwise
+        return parse(path.read_text(encoding="utf-8-sig")) if path.is_file() else otherwise
     # JSON, TOML and UTF-8 all raise kinds of ValueError; tables inside tables inside tables are too deep for Python.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it or run again") from error

@@ -145,7 +145,7 @@ def _about(path: Path) -> Row:
     if not path.is_file():
         return {}
     try:
-        content = table(json.loads(path.read_text(encoding="utf-8")), "the whole file")
+        content = table(json.loads(path.read_text(encoding="utf-8-sig")), "the whole file")
         flat = {key: content.get(key) for key in ("engine", "device")}
         flat |= table(content.get("machine", {}), "machine") | table(content.get("versions", {}), "versions")
     except (ValueError, RecursionError) as error:

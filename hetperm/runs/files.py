@@ -43,6 +43,7 @@ _PART = ".hetperm-part"  # ends the name of a file until it is complete
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
 _REMEDIES = {
+    errno.EISDIR: "remove the folder in its place; ",
     errno.EFBIG: "allow larger files (ulimit -f); ",
     errno.EROFS: "mount it for writing, or name another folder with --out; ",
 }
@@ -77,6 +78,8 @@ def check_place(out: Path) -> None:
     above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         reason = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+        if above == out.absolute() and not above.is_dir():
+            raise NotADirectoryError(f"{out} is a file and no folder; name another with --out")
         if above == out.absolute():
             raise OSError(f"{out} cannot be written to (no permission, or read-only); name another with --out")
         raise OSError(f"cannot make the folder {out} ({reason}); name another with --out")

@@ -37,6 +37,8 @@ def check_loss(value: Any, loss: Loss, outputs: Tensor, parameters: Sequence[Ten
     plain = outputs.detach()
     if plain.isnan().any():
         raise ValueError("the model's outputs are nan before training; check its layers, and its inputs for extremes")
+    if value.isnan():
+        raise ValueError("the loss is nan before training, of outputs that are not; check it, and weights given to it")
     takes_logs = isinstance(loss, nn.NLLLoss) or loss is F.nll_loss
     takes_logits = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
     if takes_logs and plain.dim() >= 2 and not _are_shares(plain.exp()):
@@ -155,11 +157,25 @@ def _warn_of_sums(noun: str, function: Callable[..., Any], args: tuple[Tensor, T
         )
 
 
+def _fails(function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> bool:
+    """Whether a function cannot take them because their shapes do not go together."""
+    try:
+        function(outputs.detach(), labels)
+    except RuntimeError as error:
+        return "must match the size of tensor" in str(error)
+    except Exception:  # a user's code can raise anything, and the batch is none of a client
+        return False
+    return False
+
+
 def _compares_all_pairs(function: Callable[..., Any], outputs: Tensor, labels: Tensor) -> bool:
     """Whether (n, 1) outputs are broadcast against (n,) labels, as by ``(outputs - labels) ** 2``: no warning says so.
 
     Then the same outputs as (n,) give another value. Numbers between 0 and 1 suit most functions.
     """
+    if outputs.dim() == 2 and outputs.shape[0] == outputs.shape[1] > 1 and labels.dim() == 1:
+        # Two samples of two classes fit by chance; of three no such function can make anything.
+        return _fails(function, torch.cat([outputs, outputs[:1]]), torch.cat([labels, labels[:1]]))
     if outputs.shape[1:] != (1,) or labels.dim() != 1:
         return False
     column, y, values = outputs.detach().new_tensor([[0.2], [0.7]]), labels.new_tensor([1, 0]), []

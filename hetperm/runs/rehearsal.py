@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -32,13 +33,24 @@ def check_weights(model: nn.Module, remedy: str = "give fit a model with other w
         raise ValueError(
             "the model is compiled by torch.jit, which cannot be trained here; give the module it was made of"
         )
+    if any([hasattr(part, "_orig_mod") for part in model.modules()]):
+        raise ValueError("the model, or a part of it, is made by torch.compile; give the module it was made of")
     for name, p in model.named_parameters():
         if isinstance(p, nn.UninitializedParameter):
             raise ValueError(f"{name} of the model has no size yet; call the model once on a batch before fit")
+        if p.layout is not torch.strided:
+            raise ValueError(f"{name} of the model is a sparse tensor; make it a dense one (to_dense)")
+        if p.is_meta:
+            raise ValueError(f"{name} of the model is on the meta device, which holds no values; give it real ones")
+        if p._backward_hooks:
+            log.warning("%s of the model has a hook (register_hook), which clients' copies of it do not have", name)
         if not p.is_floating_point():
             raise ValueError(f"{name} of the model is {p.dtype}; weights must be real numbers, such as float32")
-        if not p.is_meta and not p.isfinite().all():
+        if not p.isfinite().all():
             raise ValueError(f"{name} of the model is not finite before training; {remedy}")
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta or buffer.layout is not torch.strided:
+            raise ValueError(f"the buffer {name} of the model is sparse or on the meta device; make it a plain tensor")
 
 
 def rehearse(
@@ -92,7 +104,7 @@ def rehearse(
             pair = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(plain.shape)}, {plain.dtype}"
             score = paired("metric", metric, (outputs.detach(), plain), pair, remedy)
             tensor = isinstance(score, Tensor)
-            if not isinstance(score, Tensor | int | float) or (tensor and (score.is_complex() or score.numel() != 1)):
+            if not isinstance(score, Tensor | Real) or (tensor and (score.is_complex() or score.numel() != 1)):
                 raise ValueError(f"the metric gives {shown(score)}; it must be one number")
             metric.of_client(float(score))
             for i in _of_other_shapes(clients):
@@ -105,6 +117,11 @@ def rehearse(
                     raise ValueError(
                         f"client {i}: its {part} labels are {labels.dtype} and the training labels of client 0 "
                         f"{plain.dtype}; convert classes with .long() and measurements with .float()"
+                    )
+                if labels.dim() != plain.dim():
+                    raise ValueError(
+                        f"client {i}: one of its {part} labels has shape {tuple(labels.shape[1:])} and one of the "
+                        f"training labels of client 0 {tuple(plain.shape[1:])}; give all as many dimensions"
                     )
     finally:
         for part, training in modes:
@@ -153,7 +170,9 @@ def _arguments(shard: Shard | None) -> str | None:
     inputs = (shard.pool if isinstance(shard, View) else shard)[0]
     if isinstance(inputs, Tensor):
         return "one tensor"
-    return f"the keywords {', '.join(sorted(inputs))}" if isinstance(inputs, Mapping) else f"{len(inputs)} tensors"
+    if isinstance(inputs, Mapping):
+        return f"the keywords {', '.join(sorted(map(str, inputs)))}"
+    return f"{len(inputs)} tensors"
 
 
 def _of_other_shapes(clients: Sequence[Client]) -> list[int]:

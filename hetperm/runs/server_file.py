@@ -77,7 +77,9 @@ def save(folder: Path, server: Server) -> None:
 def load(folder: Path) -> Server:
     """Read the file; a ValueError of one sentence if there is none, or it is of another version or damaged."""
     path = folder / NAME
-    if not path.is_file():
+    if (path.exists() or path.is_symlink()) and not path.is_file():
+        raise ValueError(f"{path} is no file; put the run's own in its place")
+    if not path.exists():
         raise ValueError(
             f"{folder} has no {NAME}, which holds the reports of its clients; runs of perm and perm-two-stage write it "
             "if they estimate mixing weights (train again if an older version wrote the run)"
