@@ -424,17 +424,11 @@ X, Y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
     [
         (
             {"test": ({"x": X}, Y)},
-            "client 1: its test inputs are the keywords x and the training inputs of client 0 one",
+            r"the model fails on client 1's test inputs x \(2, 3\) \(.*has no argument 'x'\)",
         ),
-        ({"val": ((X, X), Y)}, "client 1: its validation inputs are 2 tensors and the training inputs of client 0 one"),
-        (
-            {"train": ({"x": X}, Y)},
-            "client 1: its training inputs are the keywords x and the training inputs of client",
-        ),
-        (
-            {"train": ({0: X}, Y)},
-            "client 1: its training inputs are the keywords 0 and the training inputs of client 0",
-        ),
+        ({"val": ((X, X), Y)}, r"the model fails on client 1's val 2 inputs of shapes .* takes 2 positional arguments"),
+        ({"train": ({"x": X}, Y)}, r"the model fails on client 1's inputs x \(2, 3\) \(.*has no argument 'x'\)"),
+        ({"train": ({0: X}, Y)}, r"the model fails on client 1's inputs 0 \(2, 3\) \(.*keywords must be strings\)"),
         (
             {"val": TensorDataset(X, Y[:, None])},
             r"client 1: one of its val labels has shape \(1,\) and one of the train",
@@ -445,6 +439,13 @@ X, Y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
 def test_data_that_a_model_is_called_with_otherwise_are_refused_before_training(client, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         fit(nn.Linear(3, 2), [Client(shard(5)), Client(**{"train": shard(5)} | client)], Config(baselines=()))
+
+
+def test_data_may_be_given_by_position_and_by_keyword():
+    by_keyword = Client(train=shard(5), test=({"input": X}, Y), val=((X,), Y))
+    config = Config(algorithm="local", baselines=(), steps=10, epochs=1, quiet=True)
+    result = fit(nn.Linear(3, 2), [Client(shard(5), test=(X, Y)), by_keyword], config)
+    assert len(result.clients) == 2 and result.clients[1]["accuracy"] in (0, 1)
 
 
 def test_a_hook_that_fails_in_the_rehearsal_fails_with_its_place_in_training():

@@ -110,6 +110,10 @@ def rehearse(
             for i in _of_other_shapes(clients):
                 x, _ = at_model(model, _two_samples(i, clients[i]))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {about(x)}", remedy)
+            for i, part in _of_other_arguments(clients):
+                x, _ = at_model(model, _two_samples(i, clients[i], part))
+                which = "" if part == "train" else f"{part} "
+                tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {which}{about(x)}", remedy)
             for i, part in _scored_datasets(clients):
                 x, labels = at_model(model, _two_samples(i, clients[i], part))
                 tried("model", lambda x: outputs_of(model, x), (x,), f"client {i}'s {part} {about(x)}", remedy)
@@ -131,14 +135,9 @@ def rehearse(
 
 def _check_kinds(clients: Sequence[Client]) -> None:
     """Raise an error if inputs or labels are of one kind here and of another there; Datasets are not read."""
-    like, arguments = _in_memory(clients[0].train), _arguments(clients[0].train)
+    like = _in_memory(clients[0].train)
     for i, client in enumerate(clients):
         for part, shard in (("training", client.train), ("validation", client.val), ("test", client.test)):
-            if None not in (arguments, _arguments(shard)) and _arguments(shard) != arguments:
-                raise ValueError(
-                    f"client {i}: its {part} inputs are {_arguments(shard)} and the training inputs of client 0 "
-                    f"{arguments}; give all alike"
-                )
             for noun, x in _in_memory(shard).items():
                 if noun not in like:
                     continue
@@ -163,16 +162,23 @@ def _in_memory(shard: Shard | None) -> dict[str, Tensor]:
     return {noun: x for noun, x in zip(("inputs", "labels"), pair, strict=True) if isinstance(x, Tensor)}
 
 
-def _arguments(shard: Shard | None) -> str | None:
-    """What the inputs of a shard are to a model, in words; None if there are none, or only a Dataset knows."""
-    if shard is None or isinstance(shard, Stored):
-        return None
+def _of_other_arguments(clients: Sequence[Client]) -> list[tuple[int, str]]:
+    """The first client and part of every kind of arguments that client 0's training data are not; none of Datasets."""
+    found: dict[Any, tuple[int, str]] = {}
+    for i, client in enumerate(clients):
+        for part in ("train", "val", "test"):
+            shard = getattr(client, part)
+            if shard is not None and not isinstance(shard, Stored):
+                found.setdefault(_arguments(shard), (i, part))
+    return [where for where in found.values() if where != (0, "train")]
+
+
+def _arguments(shard: Shard) -> Any:
+    """What the inputs of a shard are to a model: one tensor, several, or keywords."""
     inputs = (shard.pool if isinstance(shard, View) else shard)[0]
     if isinstance(inputs, Tensor):
-        return "one tensor"
-    if isinstance(inputs, Mapping):
-        return f"the keywords {', '.join(sorted(map(str, inputs)))}"
-    return f"{len(inputs)} tensors"
+        return "tensor"
+    return frozenset(inputs) if isinstance(inputs, Mapping) else len(inputs)
 
 
 def _of_other_shapes(clients: Sequence[Client]) -> list[int]:
